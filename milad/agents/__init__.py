@@ -1,0 +1,1 @@
+"""One file per coding agent: how to point it at a server."""

@@ -1,0 +1,160 @@
+"""What a request says, in no vendor's words: the one type that every protocol parses into and every family renders.
+
+All of it is frozen data. Parts keep their order, since thinking, text and tool calls of one turn come in an order that
+matters. Tool arguments stay the raw text they were sent as, with a parsed view beside.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Mapping, Union
+
+
+@dataclass(frozen=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True)
+class Image:
+    """A picture: bytes, or a URL that nobody fetches. No family sees one yet; `note` is what stands in its place."""
+    media_type: str = ""
+    data: bytes | None = None
+    url: str | None = None
+
+
+@dataclass(frozen=True)
+class Thinking:
+    text: str
+    signature: str = ""
+    redacted: bool = False
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    id: str
+    name: str
+    arguments: str               # raw text: usually a JSON object, sometimes "" or no JSON at all
+    custom: bool = False         # a freeform tool: `arguments` is {"input": text} all the same
+    namespace: str | None = None
+
+    @property
+    def parsed(self) -> dict[str, Any] | None:
+        """The arguments as an object; {} for empty text; None where they are no JSON object."""
+        if not self.arguments.strip():
+            return {}
+        try:
+            value = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            return None
+        return value if isinstance(value, dict) else None
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    call_id: str
+    parts: tuple[Union[Text, Image], ...]
+    is_error: bool = False
+    name: str = ""               # of the tool, where the client or the history tells
+
+    @property
+    def text(self) -> str:
+        return "".join(p.text if isinstance(p, Text) else IMAGE_NOTE for p in self.parts)
+
+
+IMAGE_NOTE = "[image omitted: this model cannot see]"
+
+Part = Union[Text, Image, Thinking, ToolCall, ToolResult]
+
+
+@dataclass(frozen=True)
+class Message:
+    """role: system, user, assistant or tool. `tool` holds ToolResult parts only; a client's user message with tool
+    results and text becomes a tool message followed by a user message."""
+    role: str
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The Text parts, joined as they stand; images as their note."""
+        return "".join(p.text if isinstance(p, Text) else IMAGE_NOTE if isinstance(p, Image) else "" for p in self.parts)
+
+
+@dataclass(frozen=True)
+class ToolSpec:
+    name: str                                     # as the model sees it: unique within the turn
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    custom: bool = False                          # freeform: the model sees one string parameter `input`
+    grammar: tuple[str, str] | None = None        # (lark|regex, text) of a freeform tool
+    namespace: str | None = None                  # put back on the way out
+    api_name: str = ""                            # the client's own name, when `name` had to differ
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    mode: str = "auto"                            # auto, none, required, named
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Format:
+    """What the answer must look like. kind: text, json_object, json_schema, lark, gbnf, regex."""
+    kind: str = "text"
+    schema: Any = None                            # of json_schema
+    text: str = ""                                # of lark, gbnf, regex
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """None: the client did not say; the daemon's options, then the model file, then defaults fill in."""
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One request for a generation. Either `messages`, or `prompt` (legacy completions: raw text whose specials are
+    parsed, or token ids)."""
+    api: str                                      # chat, completions, responses, messages
+    messages: tuple[Message, ...] = ()
+    prompt: Union[str, tuple[int, ...], None] = None
+    model: str = ""                               # as the client named it
+    tools: tuple[ToolSpec, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
+    declared_tools: bool = False                  # the request had any tool at all, runnable here or not
+    format: Format = Format()
+    sampling: Sampling = Sampling()
+    max_tokens: int | None = None                 # None: the room left (completions: protocol says 16)
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    top_logprobs: int | None = None               # None: none; 0: the chosen token's only
+    echo: bool = False                            # completions: the prompt comes back too
+    prefill: bool = False                         # the last message is the assistant's and is continued
+    thinking: bool | None = None                  # False: off; None or True: on where the family has it
+    template_args: Mapping[str, Any] = field(default_factory=dict)  # chat_template_kwargs, e.g. reasoning_effort
+    date: str = ""                                # "26 Jul 2024"; "": the template's own fallback
+    stream: bool = False
+    ignored: tuple[str, ...] = ()                 # parts, items and tools skipped: one log line
+    meta: Mapping[str, Any] = field(default_factory=dict)  # the protocol's own echo fields; nobody else reads them
+
+    @property
+    def last_text(self) -> str:
+        """The text of the last user or tool message."""
+        for m in reversed(self.messages):
+            if m.role == "user":
+                return m.text
+            if m.role == "tool":
+                return "".join(p.text for p in m.parts if isinstance(p, ToolResult))
+        return self.prompt if isinstance(self.prompt, str) else ""
