@@ -1,0 +1,358 @@
+"""From a Turn to a stream of events: the only joiner of model families and the engine.
+
+prepare() does everything that can fail because of what the client sent (tool policy, rendering, tokenising, limits); run()
+submits and yields events. What a generation's tokens become on the way out lives in output.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from array import array
+from dataclasses import dataclass, field, replace
+from typing import Any, AsyncIterator, Callable, Iterable, Mapping, Protocol as TypingProtocol, Sequence
+
+from . import log
+from .conversation import Message, ToolChoice, ToolSpec, Turn
+from .engine.base import Admitted, Constraint, Done, Fault, Item, Model, Prefill, Request, SamplerArgs
+from .errors import ContextOverflow, MiladError, invalid
+from .events import Event, Failure, Progress, Started, Usage
+from .families.base import Family, Plain, Segment, Special
+from .output import Output
+
+PAUSE_AT = 512          # undelivered items at which a slow reader's sequence is paused
+RESUME_AT = 64
+MAX_STOP_TEXT = 2000    # characters of a prompt's tail that the log may ever show, with log_prompts only
+
+
+class Grammar(TypingProtocol):
+    """grammar.Grammar: turns what a Turn asks of the output's form into constraints."""
+
+    def compile(self, turn: Turn, family: Family) -> Constraint | None:
+        """None: nothing to hold. Raises MiladError for a contract that can't be kept."""
+        ...
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a client leaves out: the daemon's options; None falls to the model file's general.sampling.*, then WIRE's."""
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    max_tokens: int | None = None
+    tools: str = "auto"                      # auto, on, off
+    template_date: str = ""                  # "", or "today"
+    completions_specials: bool = True        # raw prompts may spell control tokens
+    deadline_s: float | None = None          # longest wait in the queue
+
+
+@dataclass
+class Prepared:
+    """A Turn that passed: rendered, tokenised, within the limits."""
+    turn: Turn                               # as the model sees it (tools after policy)
+    tokens: list[int]
+    max_tokens: int
+    length_reason: str                       # length, or context where the room is less than the client's number
+    samplers: list[SamplerArgs]
+    constraints: list[Constraint | None]
+    plays: list[Any]
+    client: str = ""
+    stop_texts: tuple[str, ...] = ()
+    echo_only: bool = False                  # completions with max_tokens 0
+
+
+class Runner:
+    """One model's conversations. prepare, count and the text tools may run in any thread; run on the event loop."""
+
+    def __init__(self, model: Model, context: Any, engine: Any, family: Family, *, n_ctx: int, name: str = "",
+                 defaults: Defaults = Defaults(), grammar: Grammar | None = None,
+                 remember: Any = None) -> None:
+        self.model = model
+        self.context = context
+        self.engine = engine
+        self.family = family
+        self.n_ctx = n_ctx
+        self.name = name
+        self.defaults = defaults
+        self.grammar = grammar
+        self.remember = remember
+        self.specials = frozenset(model.specials)
+        stops = family.stops(self.specials)
+        self.stop_ids = frozenset(model.eog) | {model.specials[s] for s in stops if s in self.specials}
+        self.stop_texts = tuple(s for s in stops if s not in self.specials)
+        self._file_defaults = _file_sampling(model)
+
+    # -- what a Turn becomes ------------------------------------------------------------------------------------------
+
+    def prepare(self, turn: Turn, *, path: str = "", client: str = "") -> Prepared:
+        """Raises MiladError (a true 4xx); nothing is submitted yet."""
+        declared = turn.declared_tools or bool(turn.tools)
+        last = turn.last_text
+        turn = self._policy(turn)
+        tokens = self.tokens(turn)
+        param = "prompt" if turn.prompt is not None else "input" if turn.api == "responses" else "messages"
+        if not tokens:
+            raise invalid(param, "the prompt is empty: it has no tokens")
+        if len(tokens) + 1 > self.n_ctx:
+            raise ContextOverflow(len(tokens), self.n_ctx, param)
+        self._check(turn)
+        room = self.n_ctx - len(tokens)
+        asked = turn.max_tokens if turn.max_tokens is not None else self.defaults.max_tokens
+        max_tokens = room if asked is None else min(asked, room)
+        reason = "context" if asked is None or asked > room else "length"
+        constraints = self._constraints(turn)
+        seed = turn.sampling.seed
+        if seed is None:
+            seed = int.from_bytes(os.urandom(8), "little")
+        samplers = [self._sampler(turn, (seed + i) % 2**64, len(tokens)) for i in range(turn.n)]
+        plays = [self.context.begin(tools=declared, path=path, last=last) for _ in range(turn.n)]
+        return Prepared(turn, tokens, max(1, max_tokens), reason, samplers, constraints, plays, client,
+                        self.stop_texts, echo_only=asked == 0)
+
+    def count(self, turn: Turn) -> int:
+        """The prompt tokens that the same request would report."""
+        return len(self.tokens(self._policy(turn)))
+
+    def tokens(self, turn: Turn) -> list[int]:
+        if turn.prompt is not None:
+            return self._raw(turn.prompt)
+        return self._tokenize(self.segments(turn))
+
+    def segments(self, turn: Turn) -> list[Segment]:
+        if self.defaults.template_date == "today" and not turn.date:
+            turn = replace(turn, date=time.strftime("%d %b %Y"))
+        return self.family.render(turn, self.specials)
+
+    def _raw(self, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str):
+            return self.model.tokenize(prompt, add_bos=self.model.info.add_bos,
+                                       parse_special=self.defaults.completions_specials)
+        n_vocab = self.model.info.n_vocab
+        for i, token in enumerate(prompt):
+            if not 0 <= token < n_vocab:
+                raise invalid(f"prompt[{i}]", f"token id {token} is outside the vocabulary of {n_vocab}")
+        return list(prompt)
+
+    def _tokenize(self, segments: Iterable[Segment]) -> list[int]:
+        """Control tokens come from Special segments only; neighbouring text is tokenised as one piece."""
+        specials = self.model.specials
+        info = self.model.info
+        parts: list[tuple[bool, str]] = []
+        for segment in segments:
+            special = isinstance(segment, Special)
+            if special and segment.text not in specials:
+                log.once(f"special {segment.text}", "the vocabulary has no token %s: it is rendered as ordinary text",
+                         segment.text)
+                special = False
+            if parts and not special and not parts[-1][0]:
+                parts[-1] = (False, parts[-1][1] + segment.text)
+            else:
+                parts.append((special, segment.text))
+        tokens: list[int] = []
+        if info.add_bos and info.bos >= 0 and not (parts and parts[0][0] and specials[parts[0][1]] == info.bos):
+            tokens.append(info.bos)
+        for special, text in parts:
+            if special:
+                tokens.append(specials[text])
+            elif text:
+                tokens += self.model.tokenize(text)
+        return self.remember.splice(tokens) if self.remember is not None else tokens
+
+    # -- policy -------------------------------------------------------------------------------------------------------
+
+    def _policy(self, turn: Turn) -> Turn:
+        """What of the declared tools the model is shown."""
+        choice = turn.tool_choice
+        forced = choice.mode in ("required", "named")
+        if not turn.tools:
+            if forced:
+                raise invalid("tool_choice", "a tool call is demanded, but the request declares no tool that can be called here")
+            return turn
+        if choice.mode == "named" and all(t.name != choice.name for t in turn.tools):
+            raise invalid("tool_choice", f"tool_choice names {choice.name!r}, which is not among the tools")
+        policy = self.defaults.tools
+        if policy == "off":
+            if forced:
+                raise invalid("tool_choice", "tools are switched off on this server (tools = off), so a call can't be forced")
+            self._stripped(turn, "tools = off")
+            return replace(turn, tools=())
+        if choice.mode == "none":
+            return replace(turn, tools=())
+        if policy == "auto" and not self.family.tools_by_default(self._known_as(), self.model.info.n_params):
+            if not forced:
+                self._stripped(turn, "the model has no tool training; --tools on shows them all the same")
+                return replace(turn, tools=())
+            return replace(turn, tools=tuple(_compact(t) for t in turn.tools
+                                             if choice.mode == "required" or t.name == choice.name))
+        return turn
+
+    def _known_as(self) -> str:
+        parts = [self.model.metadata(k) for k in ("general.name", "general.basename", "general.size_label")]
+        return " ".join(str(p) for p in parts if p) or os.path.basename(self.model.path)
+
+    def _stripped(self, turn: Turn, why: str) -> None:
+        names = ", ".join(t.name for t in turn.tools[:8]) + (", ..." if len(turn.tools) > 8 else "")
+        log.once(f"tools {turn.api} {names}", "%d tools of a %s request were not shown to the model (%s): %s",
+                 len(turn.tools), turn.api, names, why)
+
+    def _check(self, turn: Turn) -> None:
+        for name, pairs in (("logit_bias", turn.sampling.logit_bias),):
+            for token, _ in pairs:
+                if not 0 <= token < self.model.info.n_vocab:
+                    raise invalid(name, f"token id {token} is outside the vocabulary of {self.model.info.n_vocab}")
+        for what in turn.ignored:
+            log.once(f"ignored {turn.api} {what}", "%s: ignored %s", turn.api, what)
+
+    def _constraints(self, turn: Turn) -> list[Constraint | None]:
+        forced = turn.tool_choice.mode in ("required", "named") and bool(turn.tools)
+        if self.grammar is None:
+            if turn.format.kind != "text" or forced:
+                raise invalid("tool_choice" if forced else "response_format",
+                              "constrained output needs the optional library llguidance, which this milad was built "
+                              "without: install milad[grammar]", code="grammar_unavailable")
+            return [None] * turn.n
+        first = self.grammar.compile(turn, self.family)
+        return [first if i == 0 or first is None else first.copy() for i in range(turn.n)]
+
+    def _sampler(self, turn: Turn, seed: int, n_prompt: int) -> SamplerArgs:
+        def pick(name: str, fallback: Any) -> Any:
+            for source in (getattr(turn.sampling, name), getattr(self.defaults, name), self._file_defaults.get(name)):
+                if source is not None:
+                    return source
+            return fallback
+
+        bias = turn.sampling.logit_bias
+        return SamplerArgs(
+            temperature=pick("temperature", 0.7), top_k=pick("top_k", 40), top_p=pick("top_p", 0.95),
+            min_p=pick("min_p", 0.0), repeat_penalty=pick("repeat_penalty", 1.0),
+            presence_penalty=turn.sampling.presence_penalty or 0.0,
+            frequency_penalty=turn.sampling.frequency_penalty or 0.0,
+            n_top=-1 if turn.top_logprobs is None else turn.top_logprobs, seed=seed,
+            bias_ids=array("i", (t for t, _ in bias)) if bias else None,
+            bias=array("f", (b for _, b in bias)) if bias else None, n_prompt=n_prompt)
+
+    # -- generation ---------------------------------------------------------------------------------------------------
+
+    def run(self, prepared: Prepared) -> AsyncIterator[list[tuple[int, Event]]]:
+        """Submits now (may raise MiladError: the queue is full) and returns an iterator over (choice, event), one list per
+        engine step. Closing the iterator cancels what still runs."""
+        return _Run(self, prepared)
+
+    # -- for people who debug prompts ---------------------------------------------------------------------------------
+
+    def tokenize(self, content: str, *, parse_special: bool = False, add_special: bool = False,
+                 with_pieces: bool = False) -> list[Any]:
+        tokens = self.model.tokenize(content, add_bos=add_special and self.model.info.add_bos, parse_special=parse_special)
+        if not with_pieces:
+            return tokens
+        return [{"id": t, "piece": _piece(self.model.token_bytes(t))} for t in tokens]
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        n_vocab = self.model.info.n_vocab
+        for i, token in enumerate(tokens):
+            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < n_vocab:
+                raise invalid(f"tokens[{i}]", f"not a token id below {n_vocab}")
+        return b"".join(map(self.model.token_bytes, tokens)).decode("utf-8", "replace")
+
+    def apply_template(self, turn: Turn) -> tuple[str, list[int]]:
+        turn = self._policy(turn)
+        return "".join(s.text for s in self.segments(turn)), self.tokens(turn)
+
+
+class _Run:
+    """The choices of one request while they generate; an async iterator with aclose()."""
+
+    def __init__(self, runner: Runner, prepared: Prepared) -> None:
+        self._ready = asyncio.Event()
+        self._items: list[tuple[int, list[Item]]] = []
+        self._waiting = 0
+        self._paused = False
+        self._outputs = [Output(runner, prepared, i) for i in range(prepared.turn.n)]
+        self._left = prepared.turn.n
+        self._handles: list[Any] = []
+        deadline = runner.defaults.deadline_s
+        try:
+            for i in range(prepared.turn.n):
+                self._handles.append(runner.engine.submit(Request(
+                    tokens=prepared.tokens, max_tokens=prepared.max_tokens, sampler=prepared.samplers[i],
+                    stop_ids=runner.stop_ids, sink=self._sink(i), constraint=prepared.constraints[i],
+                    score_prompt=prepared.turn.echo and prepared.turn.top_logprobs is not None,
+                    client=prepared.client, play=prepared.plays[i],
+                    deadline=None if deadline is None else time.monotonic() + deadline)))
+        except MiladError:
+            self.cancel()
+            raise
+
+    def _sink(self, choice: int) -> Callable[[list[Item]], None]:
+        def sink(items: list[Item]) -> None:
+            self._items.append((choice, items))
+            self._waiting += len(items)
+            if self._waiting > PAUSE_AT and not self._paused:
+                self._paused = True
+                for handle in self._handles:
+                    handle.pause()
+            self._ready.set()
+        return sink
+
+    def __aiter__(self) -> "_Run":
+        return self
+
+    async def __anext__(self) -> list[tuple[int, Event]]:
+        while True:
+            if self._left == 0:
+                raise StopAsyncIteration
+            await self._ready.wait()
+            self._ready.clear()
+            taken, self._items, self._waiting = self._items, [], 0
+            if self._paused:
+                self._paused = False
+                for handle in self._handles:
+                    handle.resume()
+            events: list[tuple[int, Event]] = []
+            for choice, items in taken:
+                output = self._outputs[choice]
+                if output.finished:
+                    continue
+                for event in output.take(items):
+                    events.append((choice, event))
+                if output.finished:
+                    self._left -= 1
+                    if output.cut:
+                        self._handles[choice].cancel()
+            if events:
+                return events
+
+    def cancel(self) -> None:
+        """Stops what still runs, within a step."""
+        for handle, output in zip(self._handles, self._outputs):
+            if not output.finished:
+                handle.cancel()
+
+    async def aclose(self) -> None:
+        self.cancel()
+
+
+def _piece(data: bytes) -> Any:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return list(data)
+
+
+def _compact(tool: ToolSpec) -> ToolSpec:
+    """A tool as small as it can be shown: for a call forced on a model that `auto` shows no tools."""
+    return replace(tool, description=tool.description[:200])
+
+
+def _file_sampling(model: Model) -> dict[str, Any]:
+    """general.sampling.* keys of the file, where they are usable numbers."""
+    found: dict[str, Any] = {}
+    for name, key, kind in (("temperature", "temp", float), ("top_k", "top_k", int), ("top_p", "top_p", float),
+                            ("min_p", "min_p", float), ("repeat_penalty", "penalty_repeat", float)):
+        value = model.metadata(f"general.sampling.{key}")
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value and 0 <= value < 1e6:
+            found[name] = kind(value)
+    return found
