@@ -1,0 +1,110 @@
+"""From options to a model that answers: file, context, engine, family, Runner. Used by the daemon and by `milad ask`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Callable, Mapping
+
+from . import catalogue, families, log, machine, sizing
+from .engine.loop import Engine
+from .errors import UsageError
+from .options import Value
+from .turn import Defaults, Runner
+
+
+@dataclass
+class Loaded:
+    """What serves one model. close() ends the engine and frees the memory."""
+    name: str
+    path: str
+    model: Any
+    context: Any
+    engine: Any
+    runner: Runner
+    sizes: sizing.Sizes
+    kv_bytes: int
+
+    def close(self) -> None:
+        self.engine.stop()
+        self.context.close()
+        self.model.close()
+
+
+def defaults(options: Mapping[str, Value]) -> Defaults:
+    """The sampling and policy options as turn wants them."""
+    value = {name: v.value for name, v in options.items()}
+    return Defaults(temperature=value["temperature"], top_k=value["top_k"], top_p=value["top_p"], min_p=value["min_p"],
+                    repeat_penalty=value["repeat_penalty"], max_tokens=value["max_tokens"], tools=value["tools"],
+                    template_date="today" if value["template_date"] == "today" else "",
+                    completions_specials=value["completions_specials"], deadline_s=value["queue_timeout"])
+
+
+def load(options: Mapping[str, Value], *, post: Callable[[Callable[[], None]], None],
+         progress: Callable[[float], None] = lambda share: None) -> Loaded:
+    """Opens the model that the options name and starts its engine. post: how items reach the caller's event loop
+    (call_soon_threadsafe). progress gets 0..1, from the loading thread. UsageError (ModelError) says what is wrong, in one line."""
+    value = {name: v.value for name, v in options.items()}
+    wanted = value["model"][0] if value["model"] else None
+    name, path = catalogue.resolve(wanted)
+    name = value["model_name"] or name
+    scripted = value["script"] is not None
+    model = _open(os.fspath(path), value, scripted, progress)
+    context = engine = None
+    try:
+        family = families.choose(model.metadata("tokenizer.chat_template"), frozenset(model.specials),
+                                 model.metadata("general.architecture"), override=value["family"])
+        context, sizes = _context(model, value, scripted)
+        for note in sizes.notes:
+            log.logger.warning("%s", note)
+        engine = Engine(model, context, post=post, n_ctx=sizes.n_ctx, parallel=sizes.parallel,
+                        queue_limit=value["queue_limit"], step_ms=value["step_ms"], **_engine_extras(value, scripted))
+        runner = Runner(model, context, engine, family, n_ctx=sizes.n_ctx, name=name, defaults=defaults(options),
+                        grammar=_grammar(model), remember=getattr(engine, "remember", None))
+        kv_bytes = 0 if scripted else sizes.n_blocks * context.block_bytes
+        return Loaded(name, os.fspath(path), model, context, engine, runner, sizes, kv_bytes)
+    except BaseException:
+        for part in (engine and engine.stop, context and context.close, model.close):
+            if part:
+                part()
+        raise
+
+
+def _open(path: str, value: Mapping[str, Any], scripted: bool, progress: Callable[[float], None]) -> Any:
+    from . import capi
+    if scripted:
+        from . import scripted as core
+        return core.open_model(path, value["script"])
+    return capi.Model(path, n_threads=value["threads"] or 0, mlock=value["mlock"], repack=value["repack"], progress=progress)
+
+
+def _context(model: Any, value: Mapping[str, Any], scripted: bool) -> tuple[Any, sizing.Sizes]:
+    info = model.info
+    bytes_per_token = 0
+    if not scripted:
+        if not info.has_weights:
+            raise UsageError(f"{model.path} holds a vocabulary only: it can be served with --script, not run")
+        values = info.n_layer * info.n_head_kv * info.head_dim * 2
+        bytes_per_token = values * 2 if value["kv_type"] == "f16" else values * 34 // 32
+    sizes = sizing.choose(ctx=value["ctx"], parallel=value["parallel"], kv_memory=value["kv_memory"],
+                          n_ctx_train=info.n_ctx_train, bytes_per_token=bytes_per_token,
+                          available=machine.available_memory())
+    context = model.context(n_blocks=sizes.n_blocks, n_threads=value["threads"] or 0, kv_type=value["kv_type"])
+    return context, sizes
+
+
+def _engine_extras(value: Mapping[str, Any], scripted: bool) -> dict[str, Any]:
+    extras: dict[str, Any] = {"speculate": value["speculate"] and not scripted}
+    if not scripted and value["kv_cache_disk"]:
+        folder = value["kv_cache_dir"] or catalogue.data_folder("CACHE", ".cache") / "kv"
+        extras.update(disk_dir=os.fspath(folder), disk_bytes=value["kv_cache_disk"], kv_type=value["kv_type"])
+    return extras
+
+
+def _grammar(model: Any) -> Any:
+    """The constrainer where its library is there (milad[grammar]); None otherwise."""
+    try:
+        from . import grammar
+        return grammar.Grammar(model)
+    except ImportError:
+        return None
