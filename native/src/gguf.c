@@ -273,8 +273,8 @@ static int32_t data_start(const gguf *g, uint64_t header_end, uint64_t *alignmen
     int32_t found = gguf_get_u64(g, "general.alignment", alignment);
     if (found < 0)
         return found;
-    if (*alignment == 0 || *alignment > MAX_ALIGNMENT || (*alignment & (*alignment - 1)))
-        return fail(MILAD_E_FORMAT, "%s: key 'general.alignment' is %llu, not a power of two up to %d", g->path,
+    if (*alignment < 8 || *alignment > MAX_ALIGNMENT || (*alignment & (*alignment - 1)))
+        return fail(MILAD_E_FORMAT, "%s: key 'general.alignment' is %llu, not a power of two of 8 to %d", g->path,
                     (unsigned long long)*alignment, MAX_ALIGNMENT);
     *start = (header_end + *alignment - 1) & ~(*alignment - 1);
     return 0;

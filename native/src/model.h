@@ -43,9 +43,17 @@ struct milad_model {
     mat token_embd;                    /* rows are tokens */
     mat output;                        /* token_embd itself when tied */
     float *output_norm;                /* [n_embd] */
-    void *weights;                     /* one arena of panels */
+    void *weights;                     /* one arena of panels; NULL: all matrices lie in the mapping */
     size_t n_weight_bytes;
+    float *vectors;                    /* one arena of norms and biases */
     milad_model_info info;
 };
+
+/* The parts of milad_model_open() (weights.c), in this order. They set the thread's error. */
+int32_t model_bind(milad_model *m);    /* finds and checks every tensor; matrices point into the mapping */
+int32_t model_pack(milad_model *m, const milad_model_params *params); /* into panels, or locks the mapping */
+void model_free_weights(milad_model *m);
+/* Of the tensors and the metadata that a KV cache's content depends on. Reads a few bytes of each tensor. */
+uint64_t model_fingerprint(const gguf *g);
 
 #endif
