@@ -1,8 +1,14 @@
 /* kv.h: the paged key-value arena.
  *
  * Block b, layer l: one page of MILAD_KV_BLOCK tokens x all kv heads, pages of one layer side by side so that a sequence whose
- * blocks lie in order is read as one rising address range. In a page, per kv head: keys head_dim x 32 (transposed: 32 tokens
- * of one dimension side by side), then values 32 x head_dim. F16, or Q8_0-like int8 with scales by option.
+ * blocks lie in order is read as one rising address range. In a page, per kv head, padded to 64 bytes:
+ *
+ *   F16   keys head_dim x 32 (transposed: 32 tokens of one dimension side by side), then values 32 x head_dim
+ *   Q8_0  groups of 32 dimensions (the last may be shorter) share a scale: F16 scales of keys n_groups x 32, keys int8
+ *         head_dim x 32, scales of values 32 x n_groups, values int8 32 x head_dim; number = scale * int8, exact in F32
+ *
+ * The arena starts zeroed. Its memory belongs to the thread that owns the context, and to the pool's threads during a stage
+ * that writes disjoint tokens.
  */
 #ifndef MILAD_KV_H
 #define MILAD_KV_H
@@ -11,15 +17,31 @@
 #include <stdint.h>
 
 #include "model.h"
+#include "ops.h"
 
 typedef struct kv kv;
 
+enum kv_type { KV_F16 = 0, KV_Q8_0 = 1 };
+
+/* MILAD_E_ARGUMENT: no such type, or a size that wraps; MILAD_E_MEMORY. */
 int32_t kv_open(const hparams *hp, int32_t n_blocks, int32_t type, kv **out);
 void kv_close(kv *c);
 size_t kv_bytes(const kv *c);
 size_t kv_block_bytes(const kv *c);
-int32_t kv_copy(kv *c, int32_t src, int32_t dst, int32_t n_tokens);
-int32_t kv_read(const kv *c, int32_t block, void *buf, size_t n_bytes);
-int32_t kv_write(kv *c, int32_t block, const void *buf, size_t n_bytes);
+int32_t kv_n_blocks(const kv *c);
+
+/* Blocks must be in range and n_tokens within 0..32: the caller has checked. kv_read and kv_write move kv_block_bytes. */
+void kv_copy(kv *c, int32_t src, int32_t dst, int32_t n_tokens);
+void kv_read(const kv *c, int32_t block, void *buf);
+void kv_write(kv *c, int32_t block, const void *buf);
+
+/* Stores one token's keys and values, both [n_head_kv][head_dim], at slot 0..31 of a block. */
+void kv_append(kv *c, const ops *o, int32_t layer, int32_t block, int32_t slot, const float *k, const float *v);
+
+/* Keys and values of one tile. F16: pointers into the page. Q8_0: NULL. */
+const uint16_t *kv_keys_f16(const kv *c, int32_t layer, int32_t block, int32_t head);
+const uint16_t *kv_values_f16(const kv *c, int32_t layer, int32_t block, int32_t head);
+/* The same as F32, either type: k[head_dim][32], v[32][head_dim]. */
+void kv_expand(const kv *c, const ops *o, int32_t layer, int32_t block, int32_t head, float *k, float *v);
 
 #endif

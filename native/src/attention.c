@@ -1,0 +1,290 @@
+/* attention.c: who computes which part of attention, and in which order parts are added.
+ *
+ * One order for every row, fixed by its position: keys in tiles of 32 (one KV block), an online softmax over the 8 tiles of a
+ * segment of 256 keys, segments joined from the first to the last. So the bits of a row don't depend on the way it is worked off:
+ *
+ *   group    rows of one sequence at successive positions within one block; all see the same tiles, and only in the last
+ *            one a different number of keys
+ *   looped   item = (group, kv head): all segments, joined as they come
+ *   split    item = (group, segment, kv head): parts go to memory, a second stage joins them. For few rows over many keys:
+ *            more items than heads, and each thread reads one rising range of pages
+ */
+#include "attention.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "error.h"
+
+enum { TILE = ATTN_TILE, SEGMENT_TILES = 8, SEGMENT = TILE * SEGMENT_TILES };
+enum { FEW_TOKENS = 4 };                     /* groups up to here are split, and take several heads at once */
+enum { MAX_PART_FLOATS = 4 << 20 };          /* of parts in memory; what doesn't fit is looped */
+
+_Static_assert((int)ATTN_TILE == (int)MILAD_KV_BLOCK, "a tile is a KV block");
+
+typedef struct group {
+    int32_t row, n_tokens, position; /* of the first row */
+    int32_t n_segments;
+    const int32_t *blocks;
+    int32_t first_item;
+    int64_t part;                    /* where its parts begin, or -1: looped */
+} group;
+
+typedef struct scratch {
+    float *q, *o, *total, *m, *l, *k, *v;
+} scratch;
+
+struct attention {
+    const hparams *hp;
+    const ops *ops;
+    pool *pool;
+    const kv *kv;
+    int32_t n_groups, n_items, n_split, max_rows, per_head; /* per_head: query heads per kv head */
+    int64_t stride;                  /* floats from part to part: o, m, l, padding */
+    int64_t n_part_floats;
+    group *groups;
+    float *parts;
+    scratch *threads;
+    float *memory;                   /* of the threads' scratch */
+    size_t n_bytes;
+    int32_t layer;                   /* the run's arguments */
+    const float *q;
+    float *out;
+};
+
+static int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
+
+int32_t attention_open(const hparams *hp, const ops *o, pool *p, const kv *c, int32_t max_rows, attention **out)
+{
+    attention *a = calloc(1, sizeof *a);
+    if (!a) return fail(MILAD_E_MEMORY, "out of memory");
+    const int32_t n_threads = pool_threads(p);
+    a->hp = hp;
+    a->ops = o;
+    a->pool = p;
+    a->kv = c;
+    a->max_rows = max_rows;
+    a->per_head = hp->n_head / hp->n_head_kv;
+    a->stride = round16(hp->head_dim + 2);
+    const int64_t n_segments = ((int64_t)kv_n_blocks(c) + SEGMENT_TILES - 1) / SEGMENT_TILES;
+    const int64_t row_floats = n_segments * hp->n_head * a->stride; /* at most 2^28 * 2^16 * 2^12: the model checks its sizes */
+    const int64_t want = row_floats * (max_rows < 32 ? max_rows : 32);
+    a->n_part_floats = want < MAX_PART_FLOATS ? want : MAX_PART_FLOATS;
+    const int64_t head_rows = (int64_t)TILE * a->per_head, few_rows = (int64_t)FEW_TOKENS * hp->n_head;
+    const int64_t rows = head_rows > few_rows ? head_rows : few_rows, tile = round16((int64_t)TILE * hp->head_dim);
+    const int64_t per_thread = rows * round16(hp->head_dim) + 2 * rows * a->stride + round16(rows) + rows * ATTN_LANES + 2 * tile;
+    a->groups = calloc((size_t)max_rows, sizeof *a->groups);
+    a->parts = aligned_alloc(64, (size_t)round16(a->n_part_floats) * 4);
+    a->threads = calloc((size_t)n_threads, sizeof *a->threads);
+    a->memory = aligned_alloc(64, (size_t)(per_thread * n_threads) * 4);
+    a->n_bytes = (size_t)max_rows * sizeof *a->groups + (size_t)(a->n_part_floats + per_thread * n_threads) * 4;
+    if (!a->groups || !a->parts || !a->threads || !a->memory) {
+        attention_close(a);
+        return fail(MILAD_E_MEMORY, "no memory for attention over %d rows", max_rows);
+    }
+    for (int32_t t = 0; t < n_threads; t++) {
+        scratch *s = &a->threads[t];
+        s->q = a->memory + per_thread * t;
+        s->o = s->q + rows * round16(hp->head_dim);
+        s->total = s->o + rows * a->stride;
+        s->m = s->total + rows * a->stride;
+        s->l = s->m + round16(rows);
+        s->k = s->l + rows * ATTN_LANES;
+        s->v = s->k + tile;
+    }
+    *out = a;
+    return MILAD_OK;
+}
+
+void attention_close(attention *a)
+{
+    if (!a) return;
+    free(a->groups);
+    free(a->parts);
+    free(a->threads);
+    free(a->memory);
+    free(a);
+}
+
+size_t attention_bytes(const attention *a) { return a->n_bytes; }
+
+void attention_plan(attention *a, const milad_row *rows, int32_t n_rows, const milad_sequence *sequences)
+{
+    a->n_groups = 0;
+    for (int32_t r = 0; r < n_rows; r++) {
+        group *g = a->n_groups ? &a->groups[a->n_groups - 1] : NULL;
+        const milad_row *prior = r ? &rows[r - 1] : NULL;
+        if (prior && prior->sequence == rows[r].sequence && prior->position + 1 == rows[r].position && rows[r].position % TILE) {
+            g->n_tokens++;
+            continue;
+        }
+        g = &a->groups[a->n_groups++];
+        *g = (group){.row = r, .n_tokens = 1, .position = rows[r].position, .n_segments = rows[r].position / SEGMENT + 1,
+                     .blocks = sequences[rows[r].sequence].blocks, .part = -1};
+    }
+    const int32_t n_head_kv = a->hp->n_head_kv;
+    const int32_t scarce = (int64_t)a->n_groups * n_head_kv < 4 * (int64_t)pool_threads(a->pool);
+    int64_t used = 0;
+    a->n_items = a->n_split = 0;
+    for (int32_t i = 0; i < a->n_groups; i++) {
+        group *g = &a->groups[i];
+        const int64_t floats = (int64_t)g->n_segments * g->n_tokens * a->hp->n_head * a->stride;
+        g->first_item = a->n_items;
+        if (g->n_segments > 1 && (g->n_tokens <= FEW_TOKENS || scarce) && used + floats <= a->n_part_floats) {
+            g->part = used;
+            used += floats;
+            a->n_split++;
+        }
+        a->n_items += n_head_kv * (g->part < 0 ? 1 : g->n_segments);
+    }
+}
+
+/* Queries of heads h0..h1-1 of a group, scaled: [h][token][query head of h]. */
+static void gather_queries(const attention *a, const group *g, int32_t h0, int32_t h1, float *q)
+{
+    const int32_t d = a->hp->head_dim, n = a->per_head;
+    const float scale = a->hp->attn_scale * 1.44269504f; /* log2(e): weights are powers of 2 */
+    for (int32_t h = h0; h < h1; h++)
+        for (int32_t t = 0; t < g->n_tokens; t++, q += (int64_t)n * d) {
+            const float *from = a->q + ((int64_t)(g->row + t) * a->hp->n_head + (int64_t)h * n) * d;
+            for (int32_t i = 0; i < n * d; i++) q[i] = from[i] * scale;
+        }
+}
+
+static void add_tile(const attention *a, attn_rows *x, int32_t block, int32_t head, int32_t n_valid, const scratch *s, int32_t expanded)
+{
+    if (expanded)
+        a->ops->attn_tile_f32(x, s->k, s->v, n_valid);
+    else
+        a->ops->attn_tile_f16(x, kv_keys_f16(a->kv, a->layer, block, head), kv_values_f16(a->kv, a->layer, block, head), n_valid);
+}
+
+/* Tile i of the group's sequence for one head's rows. In the group's last tile each token sees one key more than the token before. */
+static void group_tile(const attention *a, const group *g, int32_t i, int32_t head, attn_rows x, const scratch *s)
+{
+    const int32_t block = g->blocks[i], expanded = x.n_rows > ATTN_ROWS_DIRECT || !kv_keys_f16(a->kv, a->layer, block, head);
+    if (expanded) kv_expand(a->kv, a->ops, a->layer, block, head, s->k, s->v);
+    if (i < g->position / TILE) {
+        add_tile(a, &x, block, head, TILE, s, expanded);
+        return;
+    }
+    x.n_rows = a->per_head;
+    for (int32_t t = 0; t < g->n_tokens; t++) {
+        add_tile(a, &x, block, head, (g->position + t) % TILE + 1, s, expanded);
+        x.q += (int64_t)x.n_rows * x.ld_q;
+        x.o += (int64_t)x.n_rows * x.ld_o;
+        x.m += x.n_rows;
+        x.l += (int64_t)x.n_rows * ATTN_LANES;
+    }
+}
+
+/* Segment `segment` of heads h0..h1-1 into parts o[h][token][query head], queries gathered in s->q. Heads inside, tiles outside: a
+ * page holds all heads, so addresses rise. */
+static void run_segment(const attention *a, const group *g, int32_t segment, int32_t h0, int32_t h1, float *o, const scratch *s)
+{
+    const int32_t d = a->hp->head_dim, per_head = g->n_tokens * a->per_head, n_rows = (h1 - h0) * per_head;
+    const int32_t last = g->position / TILE, end = (segment + 1) * SEGMENT_TILES - 1;
+    for (int32_t r = 0; r < n_rows; r++) {
+        memset(o + r * a->stride, 0, (size_t)d * 4);
+        s->m[r] = -INFINITY;
+    }
+    memset(s->l, 0, (size_t)n_rows * ATTN_LANES * 4);
+    for (int32_t i = segment * SEGMENT_TILES; i <= (last < end ? last : end); i++)
+        for (int32_t h = h0; h < h1; h++) {
+            const int64_t r = (int64_t)(h - h0) * per_head;
+            attn_rows x = {.q = s->q + r * d, .o = o + r * a->stride, .m = s->m + r, .l = s->l + r * ATTN_LANES,
+                           .ld_q = d, .ld_o = a->stride, .n_rows = per_head, .head_dim = d};
+            group_tile(a, g, i, h, x, s);
+        }
+    for (int32_t r = 0; r < n_rows; r++) {
+        float l[ATTN_LANES];
+        memcpy(l, s->l + (int64_t)r * ATTN_LANES, sizeof l);
+        for (int32_t w = ATTN_LANES / 2; w > 0; w /= 2)
+            for (int32_t i = 0; i < w; i++) l[i] += l[i + w];
+        o[r * a->stride + d] = s->m[r];
+        o[r * a->stride + d + 1] = l[0];
+    }
+}
+
+static void finish_row(const attention *a, int64_t row, int32_t head, const float *total)
+{
+    const int32_t d = a->hp->head_dim;
+    float *out = a->out + (row * a->hp->n_head + head) * d;
+    const float inverse = 1.0f / total[d + 1];
+    for (int32_t i = 0; i < d; i++) out[i] = total[i] * inverse;
+}
+
+static void run_looped(const attention *a, const group *g, int32_t head, const scratch *s)
+{
+    const int32_t d = a->hp->head_dim, n_rows = g->n_tokens * a->per_head;
+    gather_queries(a, g, head, head + 1, s->q);
+    run_segment(a, g, 0, head, head + 1, s->total, s);
+    for (int32_t i = 1; i < g->n_segments; i++) {
+        run_segment(a, g, i, head, head + 1, s->o, s);
+        for (int32_t r = 0; r < n_rows; r++) a->ops->attn_join(s->total + r * a->stride, s->o + r * a->stride, d);
+    }
+    for (int32_t r = 0; r < n_rows; r++)
+        finish_row(a, g->row + r / a->per_head, head * a->per_head + r % a->per_head, s->total + r * a->stride);
+}
+
+static void run_items(void *arg, int32_t lo, int32_t hi, int32_t thread)
+{
+    const attention *a = arg;
+    const int32_t n_head_kv = a->hp->n_head_kv;
+    int32_t first = 0, end = a->n_groups;
+    while (end - first > 1) { /* the group that holds item lo */
+        const int32_t middle = first + (end - first) / 2;
+        if (a->groups[middle].first_item <= lo) first = middle;
+        else end = middle;
+    }
+    for (const group *g = &a->groups[first]; lo < hi; g++) {
+        const int32_t n = n_head_kv * (g->part < 0 ? 1 : g->n_segments);
+        while (lo < hi && lo < g->first_item + n) {
+            const int32_t i = lo - g->first_item, h0 = i % n_head_kv, segment = i / n_head_kv;
+            if (g->part < 0) {
+                run_looped(a, g, h0, &a->threads[thread]);
+                lo++;
+                continue;
+            }
+            int32_t h1 = g->n_tokens > FEW_TOKENS ? h0 + 1 : n_head_kv;
+            if (h1 - h0 > hi - lo) h1 = h0 + (hi - lo);
+            gather_queries(a, g, h0, h1, a->threads[thread].q);
+            run_segment(a, g, segment, h0, h1,
+                        a->parts + g->part + ((int64_t)segment * n_head_kv + h0) * g->n_tokens * a->per_head * a->stride,
+                        &a->threads[thread]);
+            lo += h1 - h0;
+        }
+    }
+}
+
+/* Joins the parts of the split groups lo..hi-1 (looped ones have nothing to join). */
+static void join_groups(void *arg, int32_t lo, int32_t hi, int32_t thread)
+{
+    const attention *a = arg;
+    (void)thread;
+    for (int32_t i = lo; i < hi; i++) {
+        const group *g = &a->groups[i];
+        const int64_t segment = (int64_t)g->n_tokens * a->hp->n_head * a->stride;
+        if (g->part < 0) continue;
+        for (int32_t h = 0; h < a->hp->n_head_kv; h++)
+            for (int32_t r = 0; r < g->n_tokens * a->per_head; r++) {
+                float *total = a->parts + g->part + ((int64_t)h * g->n_tokens * a->per_head + r) * a->stride;
+                for (int32_t s = 1; s < g->n_segments; s++) a->ops->attn_join(total, total + s * segment, a->hp->head_dim);
+                finish_row(a, g->row + r / a->per_head, h * a->per_head + r % a->per_head, total);
+            }
+    }
+}
+
+void attention_run(attention *a, int32_t layer, const float *q, float *out)
+{
+    a->layer = layer;
+    a->q = q;
+    a->out = out;
+    /* Many items: whole pages at a time. */
+    const int32_t grain = a->n_items >= 8 * pool_threads(a->pool) * a->hp->n_head_kv && a->n_split == a->n_groups ? a->hp->n_head_kv : 1;
+    pool_run(a->pool, a->n_items, grain, run_items, a);
+    if (!a->n_split) return;
+    if (a->n_groups > 1) pool_run(a->pool, a->n_groups, 1, join_groups, a);
+    else join_groups(a, 0, 1, 0);
+}

@@ -1,0 +1,193 @@
+/* kv.c: where keys and values lie (kv.h states the format). Knows nothing of sequences, references or hashes. */
+#include "kv.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "error.h"
+
+enum { T = MILAD_KV_BLOCK, GROUP = 32 };
+
+struct kv {
+    int32_t type, n_layer, n_blocks, n_head_kv, head_dim, n_groups;
+    size_t head_bytes, page_bytes, n_bytes;
+    size_t k_at, v_at, v_scale_at; /* offsets within a head; scales of keys are at 0 */
+    uint8_t *data;
+};
+
+static uint8_t *head_at(const kv *c, int32_t layer, int32_t block, int32_t head)
+{
+    return c->data + ((size_t)layer * (size_t)c->n_blocks + (size_t)block) * c->page_bytes + (size_t)head * c->head_bytes;
+}
+
+static void lay_out(kv *c)
+{
+    const size_t values = (size_t)c->head_dim * T, scales = c->type == KV_Q8_0 ? (size_t)c->n_groups * T * 2 : 0;
+    const size_t width = c->type == KV_Q8_0 ? 1 : 2;
+    c->k_at = scales;
+    c->v_scale_at = c->k_at + values * width;
+    c->v_at = c->v_scale_at + scales;
+    c->head_bytes = (c->v_at + values * width + 63) / 64 * 64;
+    c->page_bytes = c->head_bytes * (size_t)c->n_head_kv;
+}
+
+int32_t kv_open(const hparams *hp, int32_t n_blocks, int32_t type, kv **out)
+{
+    if (type != KV_F16 && type != KV_Q8_0) return fail(MILAD_E_ARGUMENT, "kv_type %d is neither 0 (F16) nor 1 (Q8_0)", type);
+    if (n_blocks < 1) return fail(MILAD_E_ARGUMENT, "n_blocks %d: at least 1", n_blocks);
+    kv *c = calloc(1, sizeof *c);
+    if (!c) return fail(MILAD_E_MEMORY, "out of memory");
+    c->type = type;
+    c->n_layer = hp->n_layer;
+    c->n_blocks = n_blocks;
+    c->n_head_kv = hp->n_head_kv;
+    c->head_dim = hp->head_dim;
+    c->n_groups = (hp->head_dim + GROUP - 1) / GROUP;
+    lay_out(c);
+    if (__builtin_mul_overflow(c->page_bytes, (size_t)c->n_layer, &c->n_bytes) ||
+        __builtin_mul_overflow(c->n_bytes, (size_t)n_blocks, &c->n_bytes) || c->n_bytes > PTRDIFF_MAX) {
+        kv_close(c);
+        return fail(MILAD_E_ARGUMENT, "%d KV blocks are more than memory can address", n_blocks);
+    }
+    void *m = mmap(NULL, c->n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (m == MAP_FAILED) {
+        size_t wanted = c->n_bytes;
+        kv_close(c);
+        return fail(MILAD_E_MEMORY, "no memory for %d KV blocks (%zu MB)", n_blocks, wanted >> 20);
+    }
+    c->data = m;
+    *out = c;
+    return MILAD_OK;
+}
+
+void kv_close(kv *c)
+{
+    if (!c) return;
+    if (c->data) munmap(c->data, c->n_bytes);
+    free(c);
+}
+
+size_t kv_bytes(const kv *c) { return c->n_bytes; }
+size_t kv_block_bytes(const kv *c) { return c->page_bytes * (size_t)c->n_layer; }
+int32_t kv_n_blocks(const kv *c) { return c->n_blocks; }
+
+static void copy_columns(uint8_t *dst, const uint8_t *src, int32_t n_rows, int32_t n_tokens, size_t width)
+{
+    for (int32_t i = 0; i < n_rows; i++) memcpy(dst + (size_t)i * T * width, src + (size_t)i * T * width, (size_t)n_tokens * width);
+}
+
+static void copy_head(const kv *c, uint8_t *dst, const uint8_t *src, int32_t n_tokens)
+{
+    const size_t width = c->type == KV_Q8_0 ? 1 : 2, n = (size_t)n_tokens;
+    copy_columns(dst + c->k_at, src + c->k_at, c->head_dim, n_tokens, width);
+    memcpy(dst + c->v_at, src + c->v_at, n * (size_t)c->head_dim * width);
+    if (c->type == KV_Q8_0) {
+        copy_columns(dst, src, c->n_groups, n_tokens, 2);
+        memcpy(dst + c->v_scale_at, src + c->v_scale_at, n * (size_t)c->n_groups * 2);
+    }
+}
+
+void kv_copy(kv *c, int32_t src, int32_t dst, int32_t n_tokens)
+{
+    if (src == dst) return;
+    for (int32_t l = 0; l < c->n_layer; l++)
+        for (int32_t h = 0; h < c->n_head_kv; h++) copy_head(c, head_at(c, l, dst, h), head_at(c, l, src, h), n_tokens);
+}
+
+void kv_read(const kv *c, int32_t block, void *buf)
+{
+    for (int32_t l = 0; l < c->n_layer; l++) memcpy((uint8_t *)buf + (size_t)l * c->page_bytes, head_at(c, l, block, 0), c->page_bytes);
+}
+
+void kv_write(kv *c, int32_t block, const void *buf)
+{
+    for (int32_t l = 0; l < c->n_layer; l++) memcpy(head_at(c, l, block, 0), (const uint8_t *)buf + (size_t)l * c->page_bytes, c->page_bytes);
+}
+
+/* One group of at most 32 dimensions: the scale as stored, and int8 values of `step` bytes apart. The scale is rounded to F16
+ * before dividing, so that the greatest value still fits. */
+static uint16_t quantise_group(const ops *o, const float *x, int32_t n, int8_t *q, size_t step)
+{
+    float top = 0, d, inverse;
+    uint16_t h;
+    for (int32_t i = 0; i < n; i++) top = fabsf(x[i]) > top || x[i] != x[i] ? fabsf(x[i]) : top;
+    d = top / 127.0f;
+    o->f16_from_f32(&h, &d, 1);
+    o->f32_from_f16(&d, &h, 1);
+    inverse = d > 0 ? 1.0f / d : 0.0f;
+    for (int32_t i = 0; i < n; i++) {
+        float v = x[i] * inverse;
+        v = v > 127.0f ? 127.0f : v >= -127.0f ? v : -127.0f; /* NaN: -127, its scale is NaN */
+        q[(size_t)i * step] = (int8_t)lrintf(v);
+    }
+    return h;
+}
+
+static void append_q8(kv *c, const ops *o, uint8_t *page, int32_t slot, const float *k, const float *v)
+{
+    const size_t s = (size_t)slot;
+    uint16_t *k_scales = (uint16_t *)(void *)page, *v_scales = (uint16_t *)(void *)(page + c->v_scale_at);
+    int8_t *kq = (int8_t *)page + c->k_at, *vq = (int8_t *)page + c->v_at + s * (size_t)c->head_dim;
+    for (int32_t g = 0; g < c->n_groups; g++) {
+        const int32_t d = g * GROUP, n = c->head_dim - d < GROUP ? c->head_dim - d : GROUP;
+        k_scales[(size_t)g * T + s] = quantise_group(o, k + d, n, kq + (size_t)d * T + s, T);
+        v_scales[s * (size_t)c->n_groups + (size_t)g] = quantise_group(o, v + d, n, vq + d, 1);
+    }
+}
+
+void kv_append(kv *c, const ops *o, int32_t layer, int32_t block, int32_t slot, const float *k, const float *v)
+{
+    for (int32_t h = 0; h < c->n_head_kv; h++, k += c->head_dim, v += c->head_dim) {
+        uint8_t *page = head_at(c, layer, block, h);
+        if (c->type == KV_Q8_0) {
+            append_q8(c, o, page, slot, k, v);
+            continue;
+        }
+        uint16_t *keys = (uint16_t *)(void *)page + slot, half[64];
+        for (int32_t d = 0; d < c->head_dim; d += 64) {
+            const int32_t n = c->head_dim - d < 64 ? c->head_dim - d : 64;
+            o->f16_from_f32(half, k + d, n);
+            for (int32_t i = 0; i < n; i++) keys[(size_t)(d + i) * T] = half[i];
+        }
+        o->f16_from_f32((uint16_t *)(void *)(page + c->v_at) + (size_t)slot * (size_t)c->head_dim, v, c->head_dim);
+    }
+}
+
+const uint16_t *kv_keys_f16(const kv *c, int32_t layer, int32_t block, int32_t head)
+{
+    return c->type == KV_F16 ? (const uint16_t *)(const void *)head_at(c, layer, block, head) : NULL;
+}
+
+const uint16_t *kv_values_f16(const kv *c, int32_t layer, int32_t block, int32_t head)
+{
+    return c->type == KV_F16 ? (const uint16_t *)(const void *)(head_at(c, layer, block, head) + c->v_at) : NULL;
+}
+
+static void expand_q8(const kv *c, const ops *o, const uint8_t *page, float *k, float *v)
+{
+    const int8_t *kq = (const int8_t *)page + c->k_at, *vq = (const int8_t *)page + c->v_at;
+    const uint16_t *v_scales = (const uint16_t *)(const void *)(page + c->v_scale_at);
+    float scale[T];
+    for (int32_t g = 0; g < c->n_groups; g++) {
+        const int32_t d0 = g * GROUP, d1 = d0 + GROUP < c->head_dim ? d0 + GROUP : c->head_dim;
+        o->f32_from_f16(scale, (const uint16_t *)(const void *)page + (size_t)g * T, T);
+        for (int32_t d = d0; d < d1; d++)
+            for (int32_t t = 0; t < T; t++) k[d * T + t] = (float)kq[d * T + t] * scale[t];
+        for (int32_t t = 0; t < T; t++) o->f32_from_f16(scale + t, v_scales + t * c->n_groups + g, 1);
+        for (int32_t t = 0; t < T; t++)
+            for (int32_t d = d0; d < d1; d++) v[t * c->head_dim + d] = (float)vq[t * c->head_dim + d] * scale[t];
+    }
+}
+
+void kv_expand(const kv *c, const ops *o, int32_t layer, int32_t block, int32_t head, float *k, float *v)
+{
+    const uint8_t *page = head_at(c, layer, block, head);
+    if (c->type == KV_Q8_0) {
+        expand_q8(c, o, page, k, v);
+        return;
+    }
+    o->f32_from_f16(k, (const uint16_t *)(const void *)page, c->head_dim * T);
+    o->f32_from_f16(v, (const uint16_t *)(const void *)(page + c->v_at), c->head_dim * T);
+}

@@ -1,0 +1,55 @@
+/* ops.h: the row-wise operations of a transformer and its attention tile, one table per instruction set.
+ *
+ * Rules
+ * - Every function treats one row (or the rows of one tile) in an order that only its shape decides, so results
+ *   never depend on which other rows a step has.
+ * - NaN and infinity propagate; nothing here fails.
+ * - One source, cpu/ops_simd.h, is compiled per instruction set with vectors of 4, 8 or 16 floats. ../ref holds the
+ *   same operations with double accumulators: the oracle.
+ */
+#ifndef MILAD_OPS_H
+#define MILAD_OPS_H
+
+#include <stdint.h>
+
+enum { ATTN_TILE = 32 };     /* keys of one tile: one KV block */
+enum { ATTN_LANES = 16 };    /* floats per row that hold the running sum of a softmax */
+enum { ATTN_ROWS_DIRECT = 6 }; /* up to here a tile is read in place; more rows pay for expanding it to F32 first */
+
+/* The state of n_rows queries over the tiles seen so far. Scores are in units of log2: queries carry
+ * attn_scale * log2(e). Start: o = 0, m = -inf, l = 0. */
+typedef struct attn_rows {
+    const float *q;      /* [n_rows][ld_q], head_dim used */
+    float *o;            /* [n_rows][ld_o] weighted sum of values, not yet divided */
+    float *m;            /* [n_rows] greatest score */
+    float *l;            /* [n_rows][ATTN_LANES] partial sums of weights */
+    int64_t ld_q, ld_o;
+    int32_t n_rows, head_dim;
+} attn_rows;
+
+typedef struct ops {
+    const char *name;
+    /* out = x / sqrt(mean(x^2) + eps) * w. out may be x. */
+    void (*rms_norm)(float *out, const float *x, const float *w, int32_t n, float eps);
+    void (*add)(float *x, const float *y, int32_t n);
+    /* gate = silu(gate) * up */
+    void (*swiglu)(float *gate, const float *up, int32_t n);
+    /* Rotates the first n_rot dimensions of n_heads vectors; cs[n_rot / 2] cosines, then as many sines. */
+    void (*rope)(float *v, int32_t n_heads, int32_t head_dim, int32_t n_rot, int32_t style, const float *cs);
+    /* F32 to F16, to nearest even, finite values saturate at +-65504; and back. */
+    void (*f16_from_f32)(uint16_t *out, const float *x, int32_t n);
+    void (*f32_from_f16)(float *out, const uint16_t *x, int32_t n);
+    /* One tile of keys k[head_dim][32] and values v[32][head_dim]; only the first n_valid of 32 count (the rest may be
+     * anything, NaN too). Both give the same bits for the same numbers. */
+    void (*attn_tile_f16)(const attn_rows *rows, const uint16_t *k, const uint16_t *v, int32_t n_valid);
+    void (*attn_tile_f32)(const attn_rows *rows, const float *k, const float *v, int32_t n_valid);
+    /* Adds the next segment's result to the total of those before it. Both are head_dim floats of o, then m, then the sum l. */
+    void (*attn_join)(float *total, const float *part, int32_t head_dim);
+} ops;
+
+/* The table for mat_isa(), so one switch (MILAD_ISA) lowers both. */
+const ops *ops_get(void);
+/* By name ("c", "avx2", "avx512"); NULL: not in this build or not on this machine (tests). */
+const ops *ops_named(const char *name);
+
+#endif
