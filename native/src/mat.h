@@ -44,7 +44,8 @@ void mat_row_f32(const mat *m, int64_t row, float *out);
 /* n_values values in the file's format as F32 (norms, biases, tests). */
 void mat_dequantize(int32_t type, const void *src, float *dst, int64_t n_values);
 
-/* Activations prepared once for several matrices. `kinds`: or of mat_act_kind of those. */
+/* Activations prepared once for several matrices. `kinds`: or of mat_act_kind of those matrices' types (which may have bits
+ * beyond this enum, so never write the constants yourself). act: mat_act_bytes of memory, any alignment. */
 enum mat_act_kind { MAT_ACT_F32 = 1, MAT_ACT_Q8 = 2, MAT_ACT_BF16 = 4 };
 uint32_t mat_act_kind(int32_t type);
 size_t mat_act_bytes(int64_t n_in, int32_t n_rows);

@@ -1,0 +1,382 @@
+/* mat.c: the products' driver: which kernel, which part of a product on which thread. Owns the choice of instruction set and
+ * the activations' memory (layouts in mat_internal.h); must not know intrinsics or the formats' bits.
+ *
+ * A product is cut into groups of panels x runs of tiles. Each output value is computed by one thread in one order of
+ * k, whatever the cut: chunks of k continue the accumulator that lies in y.
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include "mat_internal.h"
+
+static const struct { int32_t type; const char *name; } type_names[] = {
+    {MAT_F32, "F32"},   {MAT_F16, "F16"},   {MAT_Q4_0, "Q4_0"}, {MAT_Q4_1, "Q4_1"}, {MAT_Q5_0, "Q5_0"},
+    {MAT_Q5_1, "Q5_1"}, {MAT_Q8_0, "Q8_0"}, {MAT_Q2_K, "Q2_K"}, {MAT_Q3_K, "Q3_K"}, {MAT_Q4_K, "Q4_K"},
+    {MAT_Q5_K, "Q5_K"}, {MAT_Q6_K, "Q6_K"}, {MAT_IQ4_NL, "IQ4_NL"}, {MAT_BF16, "BF16"},
+};
+
+const char *mat_type_name(int32_t type)
+{
+    for (size_t i = 0; i < sizeof type_names / sizeof *type_names; i++)
+        if (type_names[i].type == type)
+            return type_names[i].name;
+    return NULL;
+}
+
+int32_t mat_type_supported(int32_t type) { return mat_layout_of(type) != NULL; }
+
+int32_t mat_block_values(int32_t type)
+{
+    const mat_layout_info *l = mat_layout_of(type);
+    return l ? l->block_values : 0;
+}
+
+int32_t mat_block_bytes(int32_t type)
+{
+    const mat_layout_info *l = mat_layout_of(type);
+    return l ? l->block_bytes : 0;
+}
+
+/* The best kernels that this machine can run and MILAD_ISA allows. */
+static const mat_kernels *choose_kernels(void)
+{
+    const char *wish = getenv("MILAD_ISA");
+    if (wish && strcmp(wish, "c") == 0)
+        return &mat_kernels_c;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+#if defined(MILAD_KERNELS_AVX512)
+    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")
+                  && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+    if (avx512 && avx2 && !(wish && strcmp(wish, "avx2") == 0))
+        return &mat_kernels_avx512;
+#endif
+#if defined(MILAD_KERNELS_AVX2)
+    if (avx2)
+        return &mat_kernels_avx2;
+#endif
+    (void)avx2;
+#elif defined(__aarch64__) && defined(MILAD_KERNELS_NEON)
+    if (mat_neon_dotprod())
+        return &mat_kernels_neon;
+#endif
+    return &mat_kernels_c;
+}
+
+const mat_kernels *mat_kernels_now(void)
+{
+    static _Atomic(const mat_kernels *) chosen;
+    const mat_kernels *k = chosen;
+    if (k == NULL)
+        chosen = k = choose_kernels();
+    return k;
+}
+
+const char *mat_isa(void) { return mat_kernels_now()->name; }
+
+/* ---- activations ---- */
+
+uint32_t mat_act_kind(int32_t type)
+{
+    const mat_layout_info *l = mat_layout_of(type);
+    if (l == NULL)
+        return 0;
+    switch (l->class) {
+    case MAT_PAIRS: return MAT_ACT_BF16;
+    case MAT_FLOATS: return MAT_ACT_F32;
+    case MAT_S16:
+    case MAT_SM16: return MAT_ACT_Q8 | MAT_ACT_HALVES;
+    default: return MAT_ACT_Q8;
+    }
+}
+
+static int32_t tile_width(int32_t n_rows)
+{
+    return n_rows <= MAT_TILE_MAX ? n_rows : MAT_TILE;
+}
+
+static size_t round64(size_t n) { return (n + 63) & ~(size_t)63; }
+
+/* Fills the header (its pointers relative to `base`) and returns the bytes from base on. */
+static size_t act_layout(mat_act *a, uintptr_t base, uint32_t kinds, int64_t n_in, int32_t n_rows)
+{
+    a->kinds = kinds;
+    a->n_in = n_in;
+    a->n_rows = n_rows;
+    a->nt = tile_width(n_rows > 0 ? n_rows : 1);
+    a->n_tiles = (n_rows + a->nt - 1) / a->nt;
+    a->n_blocks = (n_in + 63) / 64 * 2;
+    a->n_pairs = a->n_blocks * 16;
+    const size_t slots = (size_t)a->n_tiles * (size_t)a->nt, blocks = (size_t)a->n_blocks;
+    size_t at = round64(sizeof *a);
+    a->q8 = kinds & MAT_ACT_Q8 ? (uint8_t *)(base + at) : NULL;
+    at += kinds & MAT_ACT_Q8 ? round64(slots * blocks * 44) : 0;
+    a->halves = kinds & MAT_ACT_HALVES ? (uint8_t *)(base + at) : NULL;
+    at += kinds & MAT_ACT_HALVES ? round64(slots * blocks * 16) : 0;
+    a->bf16 = kinds & MAT_ACT_BF16 ? (uint8_t *)(base + at) : NULL;
+    at += kinds & MAT_ACT_BF16 ? round64(slots * blocks * 64) : 0;
+    a->f32 = kinds & MAT_ACT_F32 ? (float *)(base + at) : NULL;
+    at += kinds & MAT_ACT_F32 ? round64(slots * blocks * 128) : 0;
+    return at;
+}
+
+size_t mat_act_bytes(int64_t n_in, int32_t n_rows)
+{
+    mat_act a;
+    /* Fewer rows may take more slots (13 rows fill 18), so the bound is by slots. */
+    int32_t n = n_rows <= MAT_TILE_MAX ? n_rows : (n_rows + MAT_TILE - 1) / MAT_TILE * MAT_TILE;
+    return act_layout(&a, 0, MAT_ACT_F32 | MAT_ACT_Q8 | MAT_ACT_BF16 | MAT_ACT_HALVES, n_in, n < MAT_TILE_MAX ? MAT_TILE_MAX : n) + 64;
+}
+
+typedef struct prepare_job {
+    mat_act *a;
+    const float *x;
+    int64_t ld_x;
+} prepare_job;
+
+static uint16_t to_bf16(float f)
+{
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    if ((bits & 0x7fffffffu) > 0x7f800000u)
+        return (uint16_t)(bits >> 16 | 64u);
+    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+/* One token slot: slot = tile * nt + t. Slots beyond n_rows become zeros. */
+static void prepare_slot(const prepare_job *job, int32_t slot)
+{
+    const mat_act *a = job->a;
+    const int32_t nt = a->nt, t = slot % nt;
+    const size_t tile = (size_t)(slot / nt), blocks = (size_t)a->n_blocks;
+    const bool valid = slot < a->n_rows;
+    const float *x = valid ? job->x + slot * job->ld_x : NULL;
+    const int64_t n = valid ? a->n_in : 0;
+    if (a->q8)
+        mat_kernels_now()->quantise(x, n, a->n_blocks, nt, t, a->q8 + tile * blocks * mat_act_q8_block(nt),
+                                    a->halves ? a->halves + tile * blocks * mat_act_half_block(nt) : NULL);
+    if (a->bf16) {
+        uint16_t *to = (uint16_t *)a->bf16 + tile * blocks * 32 * (size_t)nt;
+        for (int64_t k = 0; k < a->n_blocks * 32; k++)
+            to[(k / 2 * nt + t) * 2 + k % 2] = k < n ? to_bf16(x[k]) : 0;
+    }
+    if (a->f32) {
+        float *to = a->f32 + tile * blocks * 32 * (size_t)nt;
+        for (int64_t k = 0; k < a->n_blocks * 32; k++)
+            to[k * nt + t] = k < n ? x[k] : 0.0f;
+    }
+}
+
+static void prepare_slots(void *arg, int32_t lo, int32_t hi, int32_t thread)
+{
+    (void)thread;
+    for (int32_t i = lo; i < hi; i++)
+        prepare_slot(arg, i);
+}
+
+void mat_act_prepare(pool *p, void *act, uint32_t kinds, const float *x, int64_t ld_x, int64_t n_in, int32_t n_rows)
+{
+    mat_act *a = (mat_act *)(uintptr_t)mat_act_header(act);
+    act_layout(a, (uintptr_t)a, kinds, n_in, n_rows);
+    prepare_job job = {a, x, ld_x};
+    int32_t n_slots = a->n_tiles * a->nt;
+    if (n_rows == 1 || p == NULL)
+        prepare_slots(&job, 0, n_slots, 0);
+    else
+        pool_run(p, n_slots, (int32_t)(1 + 8192 / (n_in + 1)), prepare_slots, &job);
+}
+
+/* ---- products ---- */
+
+enum { MAT_MAX_TOGETHER = 8 }; /* matrices of one stage: Q, K, V or gate, up */
+
+typedef struct mul_job {
+    const mat_act *a;
+    int32_t n_w;
+    const mat *w[MAT_MAX_TOGETHER];
+    const mat_layout_info *l[MAT_MAX_TOGETHER];
+    float *y[MAT_MAX_TOGETHER];
+    int64_t ld[MAT_MAX_TOGETHER];
+    const float *bias[MAT_MAX_TOGETHER];
+    int32_t first_group[MAT_MAX_TOGETHER + 1];
+    int32_t group;      /* panels of a group */
+    int32_t n_cuts;     /* runs of tiles */
+} mul_job;
+
+static mat_tile tile_at(const mat_act *a, const mat_layout_info *l, int32_t tile, int64_t k0)
+{
+    const int32_t left = a->n_rows - tile * a->nt;
+    mat_tile x = {NULL, NULL, a->nt, left < a->nt ? left : a->nt};
+    const size_t nt = (size_t)a->nt, values = (size_t)tile * (size_t)a->n_blocks * 32 + (size_t)k0;
+    switch (l->class) {
+    case MAT_PAIRS: x.x = a->bf16 + values * nt * 2; break;
+    case MAT_FLOATS: x.x = (const uint8_t *)(a->f32 + values * nt); break;
+    default:
+        x.x = a->q8 + values / 32 * mat_act_q8_block(a->nt);
+        if (a->halves)
+            x.halves = a->halves + values / 32 * mat_act_half_block(a->nt);
+    }
+    return x;
+}
+
+static void add_bias(const float *bias, float *c, int64_t ld, int32_t n_tokens, int32_t n)
+{
+    for (int32_t t = 0; t < n_tokens; t++)
+        for (int32_t i = 0; i < n; i++)
+            c[t * ld + i] += bias[i];
+}
+
+/* The buffers of one thread's chunk: an expanded and, for matrices kept as in the file, a packed one. */
+typedef struct chunk_room {
+    _Alignas(64) uint8_t w[MAT_GROUP][MAT_CHUNK * MAT_LANES];
+    _Alignas(64) float scales[MAT_GROUP][MAT_CHUNK / 32 * 4 * MAT_LANES];
+    _Alignas(64) uint8_t packed[MAT_GROUP][MAT_CHUNK * MAT_LANES * 2];
+} chunk_room;
+
+/* Panels p0 .. p0+n-1 over values k0 .. k0+n_k-1, ready for tile(). */
+static mat_part chunk_of(const mat *w, const mat_layout_info *l, int64_t p0, int32_t n, int64_t k0, int64_t n_k, chunk_room *room)
+{
+    const int64_t u0 = k0 / l->unit_values, n_units = n_k / l->unit_values;
+    const int64_t all_units = (w->n_in + l->unit_values - 1) / l->unit_values;
+    mat_part part = {.n_panels = n, .n_values = n_k, .first = k0 == 0};
+    const bool expands = l->class < MAT_PAIRS || w->type == MAT_F16;
+    part.step = (size_t)all_units * (size_t)l->panel_unit;
+    part.w = (const uint8_t *)w->data + (size_t)p0 * part.step + (size_t)u0 * (size_t)l->panel_unit;
+    if (w->layout == MAT_ROWS) {
+        for (int32_t i = 0; i < n; i++)
+            mat_pack_units(w, (p0 + i) * MAT_LANES, u0, u0 + n_units, room->packed[i]);
+        part.w = room->packed[0];
+        part.step = sizeof room->packed[0];
+    }
+    if (expands) {
+        for (int32_t i = 0; i < n; i++)
+            mat_kernels_now()->expand(w->type, part.w + (size_t)i * part.step, n_units, room->w[i], room->scales[i]);
+        part.w = room->w[0];
+        part.step = sizeof room->w[0];
+        part.scales = room->scales[0];
+        part.scale_step = sizeof room->scales[0] / sizeof(float);
+    }
+    return part;
+}
+
+/* Where one group's results go. */
+typedef struct mul_out {
+    float *y;
+    int64_t ld;
+    const float *bias;
+} mul_out;
+
+static void mul_panels(const mul_job *job, int32_t i, int64_t p0, int32_t n, int32_t tile0, int32_t tile1, const mul_out *out)
+{
+    const mat *w = job->w[i];
+    const mat_layout_info *l = job->l[i];
+    const mat_act *a = job->a;
+    const mat_kernels *k = mat_kernels_now();
+    const int64_t all = a->n_blocks * 32, step = l->class == MAT_FLOATS ? MAT_CHUNK_F16 : MAT_CHUNK;
+    const bool whole = w->layout == MAT_PANELS && (w->type == MAT_F32 || w->type == MAT_BF16) && a->n_tiles == 1;
+    chunk_room room;
+    if (n == 1 && a->n_tiles == 1 && a->n_rows <= k->direct_max && w->layout == MAT_PANELS) {
+        mat_tile x = tile_at(a, l, 0, 0);
+        int64_t n_units = (w->n_in + l->unit_values - 1) / l->unit_values;
+        const uint8_t *panel = (const uint8_t *)w->data + (size_t)p0 * (size_t)n_units * (size_t)l->panel_unit;
+        if (k->direct(w->type, panel, n_units, &x, out->y, out->ld)) {
+            if (out->bias)
+                add_bias(out->bias, out->y, out->ld, a->n_rows, MAT_LANES);
+            return;
+        }
+    }
+    for (int64_t k0 = 0; k0 < all;) {
+        int64_t n_k = whole || all - k0 < step ? all - k0 : step;
+        mat_part part = chunk_of(w, l, p0, n, k0, n_k, &room);
+        part.ld = out->ld;
+        for (int32_t tile = tile0; tile < tile1; tile++) {
+            mat_tile x = tile_at(a, l, tile, k0);
+            part.c = out->y + (int64_t)(tile - tile0) * a->nt * out->ld;
+            k->tile(l->class, &part, &x);
+            if (out->bias && k0 + n_k == all)
+                add_bias(out->bias, part.c, out->ld, x.n_valid, n * MAT_LANES);
+        }
+        k0 += n_k;
+    }
+}
+
+/* The last panel of a matrix whose n_out is no multiple of 16: through a buffer, tile by tile. */
+static void mul_ragged(const mul_job *job, int32_t i, int64_t p0, int32_t tile0, int32_t tile1)
+{
+    const int32_t n = (int32_t)(job->w[i]->n_out - p0 * MAT_LANES), nt = job->a->nt;
+    _Alignas(64) float c[MAT_TILE_MAX * MAT_LANES], bias[MAT_LANES] = {0};
+    if (job->bias[i])
+        memcpy(bias, job->bias[i] + p0 * MAT_LANES, (size_t)n * sizeof *bias);
+    for (int32_t tile = tile0; tile < tile1; tile++) {
+        mul_out out = {c, MAT_LANES, job->bias[i] ? bias : NULL};
+        mul_panels(job, i, p0, 1, tile, tile + 1, &out);
+        for (int32_t t = 0; t < nt && tile * nt + t < job->a->n_rows; t++)
+            memcpy(job->y[i] + (tile * nt + t) * job->ld[i] + p0 * MAT_LANES, c + t * MAT_LANES, (size_t)n * sizeof *c);
+    }
+}
+
+static void mul_item(const mul_job *job, int32_t item)
+{
+    const int32_t group = item / job->n_cuts, cut = item % job->n_cuts, n_tiles = job->a->n_tiles;
+    const int32_t tile0 = (int32_t)((int64_t)n_tiles * cut / job->n_cuts);
+    const int32_t tile1 = (int32_t)((int64_t)n_tiles * (cut + 1) / job->n_cuts);
+    int32_t i = 0;
+    while (group >= job->first_group[i + 1])
+        i++;
+    const int64_t n_full = job->w[i]->n_out / MAT_LANES;
+    const int64_t p0 = (int64_t)(group - job->first_group[i]) * job->group;
+    const int64_t p1 = p0 + job->group < n_full ? p0 + job->group : n_full;
+    if (p1 > p0) {
+        mul_out out = {job->y[i] + (int64_t)tile0 * job->a->nt * job->ld[i] + p0 * MAT_LANES, job->ld[i],
+                       job->bias[i] ? job->bias[i] + p0 * MAT_LANES : NULL};
+        mul_panels(job, i, p0, (int32_t)(p1 - p0), tile0, tile1, &out);
+    }
+    if (p0 + job->group > n_full && n_full * MAT_LANES < job->w[i]->n_out)
+        mul_ragged(job, i, n_full, tile0, tile1);
+}
+
+static void mul_items(void *arg, int32_t lo, int32_t hi, int32_t thread)
+{
+    (void)thread;
+    for (int32_t i = lo; i < hi; i++)
+        mul_item(arg, i);
+}
+
+static void mul_some(pool *p, const mat *const *w, int32_t n_w, const mat_act *a, float *const *y, const int64_t *ld_y,
+                     const float *const *bias)
+{
+    enum { GRAIN_BYTES = 16384, CUT_TILES = 16 };
+    mul_job job = {.a = a, .n_w = n_w, .group = a->n_tiles > 1 ? MAT_GROUP : 1, .n_cuts = 1};
+    size_t bytes = 0;
+    for (int32_t i = 0; i < n_w; i++) {
+        job.w[i] = w[i];
+        job.l[i] = mat_layout_of(w[i]->type);
+        job.y[i] = y[i];
+        job.ld[i] = ld_y[i];
+        job.bias[i] = bias ? bias[i] : NULL;
+        int64_t n_panels = (w[i]->n_out + MAT_LANES - 1) / MAT_LANES;
+        job.first_group[i + 1] = job.first_group[i] + (int32_t)((n_panels + job.group - 1) / job.group);
+        bytes += (size_t)n_panels * (size_t)((w[i]->n_in + job.l[i]->unit_values - 1) / job.l[i]->unit_values) * (size_t)job.l[i]->panel_unit;
+    }
+    const int32_t n_groups = job.first_group[n_w], n_threads = pool_threads(p);
+    if (n_groups == 0)
+        return;
+    while (n_groups * job.n_cuts < 8 * n_threads && a->n_tiles / (job.n_cuts + 1) >= CUT_TILES)
+        job.n_cuts++;
+    const size_t item_bytes = bytes / (size_t)n_groups + 1;
+    int32_t grain = a->n_tiles > 1 ? 1 : (int32_t)(GRAIN_BYTES / item_bytes);
+    pool_run(p, n_groups * job.n_cuts, grain < 1 ? 1 : grain, mul_items, &job);
+}
+
+void mat_mul(pool *p, const mat *const *w, int32_t n_w, const void *act, int32_t n_rows, float *const *y, const int64_t *ld_y,
+             const float *const *bias)
+{
+    const mat_act *a = mat_act_header(act);
+    if (n_rows <= 0)
+        return;
+    for (int32_t i = 0; i < n_w; i += MAT_MAX_TOGETHER) {
+        int32_t n = n_w - i < MAT_MAX_TOGETHER ? n_w - i : MAT_MAX_TOGETHER;
+        mul_some(p, w + i, n, a, y + i, ld_y + i, bias ? bias + i : NULL);
+    }
+}

@@ -1,0 +1,125 @@
+/* mat_internal.h: what the rooms of mat share: panel layouts, activation tiles and the kernels' interface.
+ *
+ * Panels. 16 output rows lie together (lane = row). A row is a run of units: two blocks (64 values) for the types of 32
+ * values a block, one block (256) for the K types, 64 values for F32, F16 and BF16. Inside a unit the file's bytes are kept
+ * as they are, but transposed between the 16 rows: a field of 4 n bytes becomes n runs of 16 x 4 bytes, a field of 2 bytes
+ * one run of 16 x 2. Fields stand in the order of mat_layout_of(); Q8_0's values are stored as unsigned (q + 128). Units are
+ * multiples of 64 bytes; rows beyond n_out and values beyond n_in are zero.
+ *
+ * Expanded panels. For many rows of activations a stretch of a panel is expanded once: per 32 values 8 vectors of 16 x 4
+ * bytes (vector g, lane r: values 4 g .. 4 g + 3 of row r, unsigned), and F32 scales of 16 lanes as the class says:
+ * S32 d | SM32 d, m | S16 d0, d1 | SM16 d0, d1, m0, m1. The signed classes S32 and S16 are biased by 128.
+ *
+ * Activations, tiles of `nt` tokens: per 32 values q[8][nt][4] (int8), dx[nt], sx[nt] = dx * sum(q), c[nt] = -128 * sum(q);
+ * a second plane has the sums of each half: c[2][nt], sx[2][nt]. BF16: [pair][nt][2]. F32: [k][nt].
+ *
+ * The one order of additions, for every kernel (i = exact integer dot product):
+ *   S32   acc = fma(i, d * dx, acc)          SM32  the same, then acc = fma(m, sx, acc)
+ *   S16   acc = fma(fma(i1, d1, i0 * d0), dx, acc)
+ *   SM16  the same, then acc = fma(m0, sx0, acc), acc = fma(m1, sx1, acc)
+ *   F32   acc = fma(w, x, acc)               BF16  vdpbf16ps, or the same as F32 where the machine lacks it
+ * Plain C rounds products (no fma), so its bits differ from the vector kernels'.
+ */
+#ifndef MILAD_MAT_INTERNAL_H
+#define MILAD_MAT_INTERNAL_H
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "mat.h"
+
+enum {
+    MAT_LANES = 16,       /* rows of a panel */
+    MAT_TILE = 6,         /* tokens of a tile when there are many */
+    MAT_TILE_MAX = 12,    /* up to so many rows are one tile */
+    MAT_CHUNK = 1024,     /* values expanded at once; a multiple of every unit */
+    MAT_CHUNK_F16 = 256,  /* the same where a value expands to 4 bytes */
+    MAT_GROUP = 2         /* panels that share a pass over the activations */
+};
+
+enum mat_class { MAT_S32, MAT_SM32, MAT_S16, MAT_SM16, MAT_PAIRS, MAT_FLOATS, MAT_N_CLASSES };
+
+/* More of enum mat_act_kind: planes that only some types need. */
+enum { MAT_ACT_HALVES = 8 };
+
+typedef struct mat_field { uint16_t offset, n_bytes; } mat_field; /* in the unit's source bytes, file order */
+
+typedef struct mat_layout_info {
+    int32_t type, block_values, block_bytes;
+    int32_t unit_values, unit_bytes; /* of a row in the source; a panel's unit is panel_unit */
+    int32_t panel_unit;
+    int32_t class;
+    int32_t word;                    /* bytes of a transposed element where there are no fields: 2 or 4 */
+    int32_t n_fields;
+    mat_field fields[10];
+} mat_layout_info;
+
+const mat_layout_info *mat_layout_of(int32_t type); /* NULL: unknown */
+
+/* Units u0..u1-1 of the panel of rows o0..o0+15 into dst, which begins with unit u0. */
+void mat_pack_units(const mat *src, int64_t o0, int64_t u0, int64_t u1, uint8_t *dst);
+/* The source bytes of one row's unit from a panel's unit: the inverse of packing. */
+void mat_unpack_unit(const mat_layout_info *l, const uint8_t *unit, int32_t lane, uint8_t *out);
+
+float mat_half_to_float(uint16_t h);
+
+typedef struct mat_act {
+    uint32_t kinds;
+    int32_t n_rows, nt, n_tiles;
+    int64_t n_in;
+    int64_t n_blocks;  /* blocks of 32, even */
+    int64_t n_pairs;
+    uint8_t *q8, *halves, *bf16;
+    float *f32;
+} mat_act;
+
+static inline const mat_act *mat_act_header(const void *act)
+{
+    return (const mat_act *)(((uintptr_t)act + 63) & ~(uintptr_t)63);
+}
+
+static inline size_t mat_act_q8_block(int32_t nt) { return (size_t)nt * 44; }
+static inline size_t mat_act_half_block(int32_t nt) { return (size_t)nt * 16; }
+
+/* A tile of activations from some value on. Only the pointer that the class needs is set. */
+typedef struct mat_tile {
+    const uint8_t *x;      /* q8 blocks, BF16 pairs or F32 values */
+    const uint8_t *halves;
+    int32_t nt;            /* tokens in the layout */
+    int32_t n_valid;       /* tokens to store */
+} mat_tile;
+
+/* Part of a product: n_panels panels (`step` bytes apart, scales `scale_step` floats apart) times a tile, over n_values
+ * values. c[token * ld + panel * 16 + lane]; first: c is not read. */
+typedef struct mat_part {
+    const uint8_t *w;
+    size_t step;
+    const float *scales;
+    size_t scale_step;
+    int32_t n_panels;
+    int64_t n_values;
+    float *c;
+    int64_t ld;
+    bool first;
+} mat_part;
+
+typedef struct mat_kernels {
+    const char *name;
+    int32_t direct_max; /* up to so many rows, direct() is used */
+    /* n_units of one packed panel into w (512 bytes per 32 values; F16: 64 bytes per value) and scales. */
+    void (*expand)(int32_t type, const uint8_t *panel, int64_t n_units, uint8_t *w, float *scales);
+    void (*tile)(int32_t class, const mat_part *part, const mat_tile *x);
+    /* One whole packed panel times a tile of nt <= direct_max tokens; false: this type has no such kernel. */
+    bool (*direct)(int32_t type, const uint8_t *panel, int64_t n_units, const mat_tile *x, float *c, int64_t ld);
+    /* Row r of x[n_in] into token slot t of the tile at block 0 (see mat_act). */
+    void (*quantise)(const float *x, int64_t n_in, int64_t n_blocks, int32_t nt, int32_t t, uint8_t *q8, uint8_t *halves);
+} mat_kernels;
+
+extern const mat_kernels mat_kernels_c;
+extern const mat_kernels mat_kernels_avx2;
+extern const mat_kernels mat_kernels_avx512;
+extern const mat_kernels mat_kernels_neon;
+bool mat_neon_dotprod(void); /* this machine has the instructions */
+const mat_kernels *mat_kernels_now(void);
+
+#endif

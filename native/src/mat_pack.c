@@ -1,0 +1,136 @@
+/* mat_pack.c: the panels' layouts: rows of a file into panels and back. Owns the order of bytes in a panel (see
+ * mat_internal.h); must not know what they mean.
+ */
+#include "mat_internal.h"
+
+#define PAIR(type, values, bytes, class, unit, ...) \
+    {type, values, bytes, 2 * (values), 2 * (bytes), unit, class, 0, \
+     (int32_t)(sizeof((mat_field[]){__VA_ARGS__}) / sizeof(mat_field)), {__VA_ARGS__}}
+#define SUPER(type, bytes, class, unit, ...) \
+    {type, 256, bytes, 256, bytes, unit, class, 0, \
+     (int32_t)(sizeof((mat_field[]){__VA_ARGS__}) / sizeof(mat_field)), {__VA_ARGS__}}
+
+static const mat_layout_info layouts[] = {
+    {MAT_F32, 1, 4, 64, 256, 4096, MAT_FLOATS, 4, 0, {{0, 0}}},
+    {MAT_F16, 1, 2, 64, 128, 2048, MAT_FLOATS, 2, 0, {{0, 0}}},
+    {MAT_BF16, 1, 2, 64, 128, 2048, MAT_PAIRS, 4, 0, {{0, 0}}},
+    PAIR(MAT_Q4_0, 32, 18, MAT_S32, 576, {0, 2}, {18, 2}, {2, 16}, {20, 16}),
+    PAIR(MAT_Q4_1, 32, 20, MAT_SM32, 640, {0, 2}, {20, 2}, {2, 2}, {22, 2}, {4, 16}, {24, 16}),
+    PAIR(MAT_Q5_0, 32, 22, MAT_S32, 704, {0, 2}, {22, 2}, {2, 4}, {24, 4}, {6, 16}, {28, 16}),
+    PAIR(MAT_Q5_1, 32, 24, MAT_SM32, 768, {0, 2}, {24, 2}, {2, 2}, {26, 2}, {4, 4}, {28, 4}, {8, 16}, {32, 16}),
+    PAIR(MAT_Q8_0, 32, 34, MAT_S32, 1088, {0, 2}, {34, 2}, {2, 32}, {36, 32}),
+    PAIR(MAT_IQ4_NL, 32, 18, MAT_S32, 576, {0, 2}, {18, 2}, {2, 16}, {20, 16}),
+    SUPER(MAT_Q2_K, 84, MAT_SM16, 1344, {80, 2}, {82, 2}, {0, 16}, {16, 64}),
+    SUPER(MAT_Q3_K, 110, MAT_S16, 1792, {108, 2}, {108, 0}, {96, 12}, {0, 32}, {32, 64}),
+    SUPER(MAT_Q4_K, 144, MAT_SM32, 2304, {0, 2}, {2, 2}, {4, 12}, {16, 128}),
+    SUPER(MAT_Q5_K, 176, MAT_SM32, 2816, {0, 2}, {2, 2}, {4, 12}, {16, 32}, {48, 128}),
+    SUPER(MAT_Q6_K, 210, MAT_S16, 3392, {208, 2}, {208, 0}, {192, 16}, {0, 128}, {128, 64}),
+};
+
+const mat_layout_info *mat_layout_of(int32_t type)
+{
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
+        if (layouts[i].type == type)
+            return &layouts[i];
+    return NULL;
+}
+
+static int64_t units_of(const mat_layout_info *l, int64_t n_in)
+{
+    return (n_in + l->unit_values - 1) / l->unit_values;
+}
+
+size_t mat_panel_bytes(const mat *m)
+{
+    const mat_layout_info *l = mat_layout_of(m->type);
+    return l ? (size_t)((m->n_out + MAT_LANES - 1) / MAT_LANES) * (size_t)units_of(l, m->n_in) * (size_t)l->panel_unit : 0;
+}
+
+/* n_bytes of 16 rows, `word` bytes at a time, as runs of 16 words. Rows at NULL and bytes beyond n_have are zero. */
+static uint8_t *transpose(const uint8_t *const *rows, size_t offset, int32_t n_bytes, int32_t word, int64_t n_have, uint8_t *dst)
+{
+    for (int32_t i = 0; i < n_bytes; i += word) {
+        for (int32_t r = 0; r < MAT_LANES; r++, dst += word) {
+            if (word == 4 && rows[r] && (int64_t)offset + i + 4 <= n_have) {
+                memcpy(dst, rows[r] + offset + i, 4);
+                continue;
+            }
+            for (int32_t b = 0; b < word; b++)
+                dst[b] = rows[r] && (int64_t)offset + i + b < n_have ? rows[r][offset + (size_t)i + (size_t)b] : 0;
+        }
+    }
+    return dst;
+}
+
+void mat_pack_units(const mat *src, int64_t o0, int64_t u0, int64_t u1, uint8_t *dst)
+{
+    const mat_layout_info *l = mat_layout_of(src->type);
+    const size_t row_bytes = (size_t)(src->n_in / l->block_values) * (size_t)l->block_bytes;
+    for (int64_t u = u0; u < u1; u++) {
+        const uint8_t *rows[MAT_LANES];
+        const size_t begin = (size_t)u * (size_t)l->unit_bytes;
+        const int64_t n_have = (int64_t)(row_bytes - begin);
+        for (int32_t r = 0; r < MAT_LANES; r++)
+            rows[r] = o0 + r < src->n_out ? (const uint8_t *)src->data + (size_t)(o0 + r) * row_bytes + begin : NULL;
+        uint8_t *end = dst + l->panel_unit, *p = dst;
+        if (l->n_fields == 0)
+            p = transpose(rows, 0, l->unit_bytes, l->word, n_have, p);
+        for (int32_t f = 0; f < l->n_fields; f++) {
+            int32_t n = l->fields[f].n_bytes;
+            if (n == 0) { /* keeps what follows 64-byte aligned */
+                memset(p, 0, 32);
+                p += 32;
+            } else {
+                p = transpose(rows, l->fields[f].offset, n, n == 2 ? 2 : 4, n_have, p);
+            }
+        }
+        if (l->type == MAT_Q8_0)
+            for (uint8_t *q = dst + 64; q < end; q++)
+                *q ^= 0x80;
+        dst = end;
+    }
+}
+
+void mat_unpack_unit(const mat_layout_info *l, const uint8_t *unit, int32_t lane, uint8_t *out)
+{
+    if (l->n_fields == 0)
+        for (int32_t i = 0; i < l->unit_bytes; i += l->word)
+            memcpy(out + i, unit + (size_t)i * MAT_LANES + (size_t)(lane * l->word), (size_t)l->word);
+    for (int32_t f = 0; f < l->n_fields; f++) {
+        int32_t n = l->fields[f].n_bytes, word = n == 2 ? 2 : 4;
+        uint8_t *to = out + l->fields[f].offset;
+        for (int32_t i = 0; i < n; i += word)
+            memcpy(to + i, unit + (size_t)i * MAT_LANES + (size_t)(lane * word), (size_t)word);
+        if (l->type == MAT_Q8_0 && n > 2)
+            for (int32_t i = 0; i < n; i++)
+                to[i] ^= 0x80;
+        unit += n ? (size_t)n * MAT_LANES : 32;
+    }
+}
+
+void mat_pack_rows(const mat *src, void *dst, int64_t o0, int64_t o1)
+{
+    const mat_layout_info *l = mat_layout_of(src->type);
+    const int64_t n_units = units_of(l, src->n_in);
+    const size_t panel = (size_t)n_units * (size_t)l->panel_unit;
+    for (int64_t o = o0; o < o1; o += MAT_LANES)
+        mat_pack_units(src, o, 0, n_units, (uint8_t *)dst + (size_t)(o / MAT_LANES) * panel);
+}
+
+void mat_row_f32(const mat *m, int64_t row, float *out)
+{
+    const mat_layout_info *l = mat_layout_of(m->type);
+    if (m->layout == MAT_ROWS) {
+        size_t row_bytes = (size_t)(m->n_in / l->block_values) * (size_t)l->block_bytes;
+        mat_dequantize(m->type, (const uint8_t *)m->data + (size_t)row * row_bytes, out, m->n_in);
+        return;
+    }
+    const int64_t n_units = units_of(l, m->n_in);
+    const uint8_t *unit = (const uint8_t *)m->data + (size_t)(row / MAT_LANES) * (size_t)n_units * (size_t)l->panel_unit;
+    uint8_t bytes[256];
+    for (int64_t u = 0; u < n_units; u++, unit += l->panel_unit) {
+        int64_t n = m->n_in - u * l->unit_values;
+        mat_unpack_unit(l, unit, (int32_t)(row % MAT_LANES), bytes);
+        mat_dequantize(m->type, bytes, out + u * l->unit_values, n < l->unit_values ? n : l->unit_values);
+    }
+}

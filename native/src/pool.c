@@ -1,0 +1,394 @@
+/* pool.c: worker threads that share stages with the thread that calls. Owns threads, pinning and the choice of cores; must not
+ * know what a stage computes.
+ *
+ * A stage is cut into chunks of `grain` items. Each thread has a range of chunks in one atomic word (tag 32 | lo 16 |
+ * hi 16): its owner takes from the front, others take from the back, both by compare-and-swap. The leader waits until the
+ * work is done, not until threads arrive, so a worker that the machine has put to sleep costs nothing unless it holds a chunk.
+ *
+ * What a late worker may see: `fn`, `arg` and the rest of a stage are read only after a chunk of it was taken. The
+ * leader writes the next stage only when every chunk is done, so what is read then is that stage's, whatever the tag; the tag
+ * keeps a worker that read a word of an old stage from taking from a new one without looking again.
+ *
+ * A busy machine (measured in ../lab): when the wait for the others stalls, the threads that hold chunks are left out for 5 ms,
+ * and longer the next time, up to 200 ms; with two threads that means working alone. The same happens when the leader itself gets
+ * less than 85 % of a core: one worker stops so that the system can move the leader. Workers are pinned to one core each
+ * inside the mask that the process was given, never to the leader's present core; the leader belongs to the caller and is
+ * not pinned.
+ */
+#include "pool.h"
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cores.h"
+
+enum {
+    MAX_THREADS = 256,
+    SPIN_IDLE = 4000,       /* pauses of an idle worker before it sleeps */
+    SPIN_STALL = 6000,      /* pauses of the leader before it calls a stage stalled */
+    WINDOW_NS = 4000000,    /* how often the leader looks at its own share of a core */
+    ALONE_MIN_NS = 5000000,
+    ALONE_MAX_NS = 200000000
+};
+
+typedef struct pool_thread {
+    _Alignas(128) _Atomic uint64_t range;
+    _Alignas(128) atomic_int busy; /* holds a chunk */
+    int64_t left_out_until;        /* leader only */
+    int64_t penalty;               /* leader only: ns of the next exclusion */
+    pthread_t thread;
+    int32_t core;                  /* -1: not pinned */
+    int32_t index;
+    struct pool *pool;
+} pool_thread;
+
+struct pool {
+    _Alignas(128) atomic_uint stage;
+    _Alignas(128) atomic_int sleepers;
+    _Alignas(128) atomic_int done;
+    _Alignas(128) _Atomic(pool_fn) fn;
+    _Atomic(void *) arg;
+    atomic_int n_items, grain, take, quit;
+    atomic_uint active[MAX_THREADS]; /* 0: left out, sleeps on this word */
+    int32_t n_threads;
+    pid_t owner;
+    int64_t window_wall, window_cpu, window_idle, left_at;
+    int32_t n_left_out;
+    core_list cores;
+    pool_thread *t;
+};
+
+static int64_t clock_ns(clockid_t id)
+{
+    struct timespec t;
+    clock_gettime(id, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static inline void pause_cpu(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static void futex_wait(atomic_uint *word, unsigned value)
+{
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+}
+
+static void futex_wake(atomic_uint *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+static inline uint64_t range_word(unsigned tag, uint32_t lo, uint32_t hi)
+{
+    return (uint64_t)tag << 32 | (uint64_t)lo << 16 | hi;
+}
+
+/* Takes up to `want` chunks of a stage from one end of a range. */
+static bool take(_Atomic uint64_t *range, unsigned tag, bool front, uint32_t want, uint32_t *lo, uint32_t *hi)
+{
+    uint64_t w = atomic_load_explicit(range, memory_order_acquire);
+    for (;;) {
+        uint32_t a = (uint32_t)(w >> 16) & 0xffffu, b = (uint32_t)w & 0xffffu;
+        if ((unsigned)(w >> 32) != tag || a >= b)
+            return false;
+        uint32_t n = b - a < want ? b - a : want;
+        *lo = front ? a : b - n;
+        *hi = *lo + n;
+        uint64_t next = front ? range_word(tag, a + n, b) : range_word(tag, a, b - n);
+        if (atomic_compare_exchange_weak_explicit(range, &w, next, memory_order_acq_rel, memory_order_acquire))
+            return true;
+    }
+}
+
+static void do_chunks(pool *p, int32_t thread, uint32_t lo, uint32_t hi)
+{
+    const int64_t grain = atomic_load_explicit(&p->grain, memory_order_relaxed);
+    const int64_t n = atomic_load_explicit(&p->n_items, memory_order_relaxed);
+    const int64_t end = (int64_t)hi * grain < n ? (int64_t)hi * grain : n;
+    pool_fn fn = atomic_load_explicit(&p->fn, memory_order_relaxed);
+    fn(atomic_load_explicit(&p->arg, memory_order_relaxed), (int32_t)((int64_t)lo * grain), (int32_t)end, thread);
+    atomic_store_explicit(&p->t[thread].busy, 0, memory_order_relaxed);
+    atomic_fetch_add_explicit(&p->done, (int)(hi - lo), memory_order_release);
+}
+
+static void work(pool *p, int32_t thread, unsigned tag)
+{
+    uint32_t lo, hi;
+    atomic_int *busy = &p->t[thread].busy;
+    for (int32_t i = 0; i < p->n_threads; i++) {
+        int32_t from = thread + i < p->n_threads ? thread + i : thread + i - p->n_threads;
+        for (;;) {
+            uint32_t want = (uint32_t)atomic_load_explicit(&p->take, memory_order_relaxed);
+            want = i > 0 ? (want + 1) / 2 : want;
+            atomic_store_explicit(busy, 1, memory_order_relaxed);
+            if (!take(&p->t[from].range, tag, i == 0, want ? want : 1, &lo, &hi))
+                break;
+            do_chunks(p, thread, lo, hi);
+        }
+        atomic_store_explicit(busy, 0, memory_order_relaxed);
+    }
+}
+
+static void *worker(void *arg)
+{
+    pool_thread *self = arg;
+    pool *p = self->pool;
+    unsigned tag = 0;
+    atomic_uint *active = &p->active[self->index];
+    for (;;) {
+        int spins = 0;
+        unsigned now;
+        while (atomic_load(active) == 0)
+            futex_wait(active, 0);
+        while ((now = atomic_load_explicit(&p->stage, memory_order_acquire)) == tag
+               && atomic_load_explicit(active, memory_order_relaxed)) {
+            pause_cpu();
+            if (++spins < SPIN_IDLE)
+                continue;
+            atomic_fetch_add(&p->sleepers, 1);
+            if (atomic_load(&p->stage) == tag)
+                futex_wait(&p->stage, tag);
+            atomic_fetch_sub(&p->sleepers, 1);
+            spins = 0;
+        }
+        if (atomic_load_explicit(&p->quit, memory_order_acquire))
+            return NULL;
+        if (now != tag) {
+            tag = now;
+            work(p, self->index, tag);
+        }
+    }
+}
+
+static void pin(pool_thread *t, int32_t core)
+{
+    cpu_set_t set;
+    if (core < 0 || core >= CPU_SETSIZE)
+        return;
+    CPU_ZERO(&set);
+    CPU_SET(core, &set);
+    if (pthread_setaffinity_np(t->thread, sizeof set, &set) == 0)
+        t->core = core;
+}
+
+/* Pins the workers to cores of the list other than the leader's present one. */
+static void place_workers(pool *p)
+{
+    const int32_t here = sched_getcpu();
+    if (p->n_threads < p->cores.n_physical || p->n_threads > p->cores.n)
+        return; /* with cores to spare the system places them better */
+    int32_t next = 0;
+    for (int32_t i = 1; i < p->n_threads; i++) {
+        while (next < p->cores.n && p->cores.core[next] == here)
+            next++;
+        if (next == p->cores.n)
+            return;
+        if (p->t[i].core != p->cores.core[next])
+            pin(&p->t[i], p->cores.core[next]);
+        next++;
+    }
+}
+
+pool *pool_open(int32_t n_threads)
+{
+    n_threads = n_threads < 1 ? 1 : n_threads > MAX_THREADS ? MAX_THREADS : n_threads;
+    pool *p = aligned_alloc(128, sizeof *p);
+    if (p == NULL)
+        return NULL;
+    memset(p, 0, sizeof *p);
+    p->t = aligned_alloc(128, (size_t)n_threads * sizeof *p->t);
+    if (p->t == NULL) {
+        free(p);
+        return NULL;
+    }
+    memset(p->t, 0, (size_t)n_threads * sizeof *p->t);
+    p->owner = getpid();
+    cores_list(&p->cores);
+    for (int32_t i = 0; i < n_threads; i++) {
+        p->t[i].index = i;
+        p->t[i].pool = p;
+        p->t[i].core = -1;
+        p->t[i].penalty = ALONE_MIN_NS;
+        atomic_store(&p->active[i], 1);
+    }
+    p->n_threads = n_threads;
+    for (int32_t i = 1; i < n_threads; i++) {
+        if (pthread_create(&p->t[i].thread, NULL, worker, &p->t[i]) != 0) {
+            p->n_threads = i; /* no worker has had work, so none has looked at it */
+            pool_close(p);
+            return NULL;
+        }
+    }
+    place_workers(p);
+    return p;
+}
+
+static void wake_left_out(pool *p, int32_t thread)
+{
+    atomic_store(&p->active[thread], 1);
+    futex_wake(&p->active[thread]);
+}
+
+void pool_close(pool *p)
+{
+    if (p == NULL)
+        return;
+    if (p->owner == getpid()) { /* a forked child has no workers */
+        atomic_store(&p->quit, 1);
+        atomic_fetch_add(&p->stage, 1);
+        futex_wake(&p->stage);
+        for (int32_t i = 1; i < p->n_threads; i++) {
+            wake_left_out(p, i);
+            pthread_join(p->t[i].thread, NULL);
+        }
+    }
+    free(p->t);
+    free(p);
+}
+
+int32_t pool_threads(const pool *p)
+{
+    return p ? p->n_threads : 1;
+}
+
+static void leave_out(pool *p, int32_t thread, int64_t now)
+{
+    pool_thread *t = &p->t[thread];
+    if (!atomic_load_explicit(&p->active[thread], memory_order_relaxed))
+        return;
+    atomic_store_explicit(&p->active[thread], 0, memory_order_relaxed);
+    t->left_out_until = now + t->penalty;
+    t->penalty = 2 * t->penalty < ALONE_MAX_NS ? 2 * t->penalty : ALONE_MAX_NS;
+    p->n_left_out++;
+}
+
+static void let_back(pool *p)
+{
+    const int64_t now = clock_ns(CLOCK_MONOTONIC);
+    bool any = false;
+    for (int32_t i = 1; i < p->n_threads; i++) {
+        if (!atomic_load_explicit(&p->active[i], memory_order_relaxed) && now >= p->t[i].left_out_until) {
+            wake_left_out(p, i);
+            p->n_left_out--;
+            any = true;
+        }
+    }
+    if (any) {
+        place_workers(p);
+        p->window_wall = 0;
+    }
+}
+
+/* The leader's share of a core since the window began; time between stages does not count. */
+static void look_at_share(pool *p, int64_t now)
+{
+    if (p->window_wall == 0) {
+        p->window_wall = now;
+        p->window_cpu = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+        p->window_idle = 0;
+        return;
+    }
+    int64_t wall = now - p->window_wall - p->window_idle;
+    if (now - p->window_wall < WINDOW_NS)
+        return;
+    int64_t cpu = clock_ns(CLOCK_THREAD_CPUTIME_ID) - p->window_cpu;
+    p->window_wall = 0;
+    if (wall > WINDOW_NS / 4 && cpu * 100 < wall * 85) {
+        for (int32_t i = p->n_threads - 1; i > 0; i--) {
+            if (atomic_load_explicit(&p->active[i], memory_order_relaxed)) {
+                leave_out(p, i, now);
+                break;
+            }
+        }
+        return;
+    }
+    for (int32_t i = 1; i < p->n_threads; i++)
+        if (p->t[i].penalty > ALONE_MIN_NS && atomic_load_explicit(&p->active[i], memory_order_relaxed))
+            p->t[i].penalty -= p->t[i].penalty / 64;
+}
+
+static void wait_done(pool *p, int32_t n_chunks)
+{
+    int spins = 0;
+    while (atomic_load_explicit(&p->done, memory_order_acquire) != n_chunks) {
+        pause_cpu();
+        if (++spins == SPIN_STALL) {
+            int64_t now = clock_ns(CLOCK_MONOTONIC);
+            for (int32_t i = 1; i < p->n_threads; i++)
+                if (atomic_load_explicit(&p->t[i].busy, memory_order_relaxed))
+                    leave_out(p, i, now);
+        } else if (spins > SPIN_STALL && spins % 256 == 0) {
+            sched_yield(); /* the worker may wait for this very core */
+        }
+    }
+}
+
+static void publish(pool *p, int32_t n_chunks, unsigned tag)
+{
+    int32_t n_active = 0, k = 0;
+    for (int32_t i = 0; i < p->n_threads; i++)
+        n_active += (int32_t)atomic_load_explicit(&p->active[i], memory_order_relaxed);
+    atomic_store_explicit(&p->done, 0, memory_order_relaxed);
+    int32_t share = n_chunks / (4 * n_active);
+    atomic_store_explicit(&p->take, share > 1 ? share : 1, memory_order_relaxed);
+    for (int32_t i = 0; i < p->n_threads; i++) {
+        uint32_t lo = (uint32_t)((int64_t)n_chunks * k / n_active);
+        k += (int32_t)atomic_load_explicit(&p->active[i], memory_order_relaxed);
+        uint32_t hi = (uint32_t)((int64_t)n_chunks * k / n_active);
+        atomic_store_explicit(&p->t[i].range, range_word(tag, lo, hi), memory_order_release);
+    }
+    atomic_store(&p->stage, tag);
+    if (atomic_load(&p->sleepers) > 0) {
+        int32_t here = sched_getcpu();
+        for (int32_t i = 1; i < p->n_threads; i++)
+            if (p->t[i].core == here) {
+                place_workers(p);
+                break;
+            }
+        futex_wake(&p->stage);
+    }
+}
+
+void pool_run(pool *p, int32_t n_items, int32_t grain, pool_fn fn, void *arg)
+{
+    if (n_items <= 0)
+        return;
+    grain = grain < 1 ? 1 : grain;
+    if (n_items / grain > 65000)
+        grain = n_items / 65000 + 1;
+    const int32_t n_chunks = (int32_t)(((int64_t)n_items + grain - 1) / grain);
+    if (p && p->n_left_out)
+        let_back(p);
+    if (p == NULL || n_chunks == 1 || p->n_left_out == p->n_threads - 1 || p->owner != getpid()) {
+        fn(arg, 0, n_items, 0);
+        return;
+    }
+    int64_t now = clock_ns(CLOCK_MONOTONIC);
+    if (p->window_wall)
+        p->window_idle += now - p->left_at;
+    look_at_share(p, now);
+    atomic_store_explicit(&p->fn, fn, memory_order_relaxed);
+    atomic_store_explicit(&p->arg, arg, memory_order_relaxed);
+    atomic_store_explicit(&p->n_items, n_items, memory_order_relaxed);
+    atomic_store_explicit(&p->grain, grain, memory_order_relaxed);
+    unsigned tag = atomic_load_explicit(&p->stage, memory_order_relaxed) + 1;
+    publish(p, n_chunks, tag);
+    work(p, 0, tag);
+    wait_done(p, n_chunks);
+    p->left_at = clock_ns(CLOCK_MONOTONIC);
+}
