@@ -7,6 +7,8 @@ The header is the only source: comments, preprocessor lines, the C++ guard and M
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import sys
@@ -30,7 +32,8 @@ def write(out: Path) -> None:
     ffi.cdef(declarations(HEADER.read_text(encoding="utf-8")))
     ffi.set_source(out.stem, None)
     scratch = out.with_name(f".{out.stem}.{os.getpid()}.py")
-    ffi.emit_python_code(str(scratch))
+    with contextlib.redirect_stdout(io.StringIO()):  # cffi prints the scratch file's name
+        ffi.emit_python_code(str(scratch))
     os.replace(scratch, out)
 
 

@@ -78,16 +78,20 @@ static int32_t cut_short(const cursor *c, const char *what) {
 }
 
 static int32_t read_u32(cursor *c, uint32_t *out, const char *what) {
-    if (left(c) < 4)
-        return cut_short(c, what);
+    if (left(c) < 4) {
+        cut_short(c, what);
+        return MILAD_E_FORMAT; /* a constant: the compiler sees that *out is set otherwise */
+    }
     *out = load_u32(c->g->data + c->at);
     c->at += 4;
     return 0;
 }
 
 static int32_t read_u64(cursor *c, uint64_t *out, const char *what) {
-    if (left(c) < 8)
-        return cut_short(c, what);
+    if (left(c) < 8) {
+        cut_short(c, what);
+        return MILAD_E_FORMAT; /* a constant: the compiler sees that *out is set otherwise */
+    }
     *out = load_u64(c->g->data + c->at);
     c->at += 8;
     return 0;
@@ -96,9 +100,11 @@ static int32_t read_u64(cursor *c, uint64_t *out, const char *what) {
 static int32_t read_string(cursor *c, gguf_str *out, const char *what) {
     if (read_u64(c, &out->n_bytes, what))
         return MILAD_E_FORMAT;
-    if (out->n_bytes > left(c))
-        return fail(MILAD_E_FORMAT, "%s: %s has length %llu, with %llu bytes left in the file", c->g->path, what,
-                    (unsigned long long)out->n_bytes, (unsigned long long)left(c));
+    if (out->n_bytes > left(c)) {
+        fail(MILAD_E_FORMAT, "%s: %s has length %llu, with %llu bytes left in the file", c->g->path, what,
+             (unsigned long long)out->n_bytes, (unsigned long long)left(c));
+        return MILAD_E_FORMAT;
+    }
     out->data = (const char *)c->g->data + c->at;
     c->at += out->n_bytes;
     return 0;
