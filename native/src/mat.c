@@ -46,7 +46,7 @@ static const mat_kernels *choose_kernels(void)
 #if defined(__x86_64__)
     __builtin_cpu_init();
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-#if defined(MILAD_KERNELS_AVX512)
+#if defined(MILAD_HAVE_AVX512)
     bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")
                   && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
     if (avx512 && avx2 && !(wish && strcmp(wish, "avx2") == 0))

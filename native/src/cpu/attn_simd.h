@@ -8,15 +8,13 @@
 /* 4 accumulator vectors per row in p.v; TILE_R x 4 of them fill the registers. */
 enum { PV = 4 };
 
-INLINE vf load_k(int f16, const void *p, int64_t i)
-{
+INLINE vf load_k(int f16, const void *p, int64_t i) {
     return f16 ? LOAD_F16((const uint16_t *)p + i) : load((const float *)p + i);
 }
 
 /* Scores of R rows, turned into weights p[R][32]; updates m and l; alpha[r]: what the sums so far shrink by. */
 INLINE void tile_scores(const int R, const int f16, const attn_rows *x, int32_t r0, const void *k, int32_t n_valid,
-                        float *p, float *alpha)
-{
+                        float *p, float *alpha) {
     vf a[TILE_R][NT];
     const float *q = x->q + r0 * x->ld_q;
     const int64_t ld_q = x->ld_q;
@@ -66,8 +64,7 @@ INLINE void tile_scores(const int R, const int f16, const attn_rows *x, int32_t 
 
 /* o = o * alpha + p.v for N vectors of dimensions from d0 on. */
 INLINE void tile_values(const int R, const int N, const int f16, const attn_rows *x, int32_t r0, const void *v, int32_t d0,
-                        int32_t n_valid, const float *p, const float *alpha)
-{
+                        int32_t n_valid, const float *p, const float *alpha) {
     vf o[TILE_R][PV];
     float *out = x->o + r0 * x->ld_o + d0;
     for (int r = 0; r < R; r++)
@@ -86,8 +83,7 @@ INLINE void tile_values(const int R, const int N, const int f16, const attn_rows
 
 /* The dimensions that fill no vector: through a padded copy, so the arithmetic is the same. */
 INLINE void tile_values_tail(const int R, const int f16, const attn_rows *x, int32_t r0, const void *v, int32_t d0,
-                             int32_t n_valid, const float *p, const float *alpha)
-{
+                             int32_t n_valid, const float *p, const float *alpha) {
     const int32_t n = x->head_dim - d0;
     float pad[ATTN_TILE][VW];
     for (int32_t t = 0; t < n_valid; t++) {
@@ -111,8 +107,7 @@ INLINE void tile_values_tail(const int R, const int f16, const attn_rows *x, int
     }
 }
 
-INLINE void tile_pass(const int R, const int f16, const attn_rows *x, int32_t r0, const void *k, const void *v, int32_t n_valid)
-{
+INLINE void tile_pass(const int R, const int f16, const attn_rows *x, int32_t r0, const void *k, const void *v, int32_t n_valid) {
     float p[TILE_R * ATTN_TILE] __attribute__((aligned(64))), alpha[TILE_R];
     int32_t d = 0;
     tile_scores(R, f16, x, r0, k, n_valid, p, alpha);
@@ -121,8 +116,7 @@ INLINE void tile_pass(const int R, const int f16, const attn_rows *x, int32_t r0
     if (d < x->head_dim) tile_values_tail(R, f16, x, r0, v, d, n_valid, p, alpha);
 }
 
-INLINE void tile_rows(const int f16, const attn_rows *x, const void *k, const void *v, int32_t n_valid)
-{
+INLINE void tile_rows(const int f16, const attn_rows *x, const void *k, const void *v, int32_t n_valid) {
     for (int32_t r = 0; r < x->n_rows;) {
         int32_t left = x->n_rows - r;
         /* 7 and 8 rows as 4 + the rest, not 6 + 1 or 2: a pass with few rows waits on loads. */
@@ -144,18 +138,15 @@ INLINE void tile_rows(const int f16, const attn_rows *x, const void *k, const vo
     }
 }
 
-static void attn_tile_f16(const attn_rows *x, const uint16_t *k, const uint16_t *v, int32_t n_valid)
-{
+static void attn_tile_f16(const attn_rows *x, const uint16_t *k, const uint16_t *v, int32_t n_valid) {
     tile_rows(1, x, k, v, n_valid);
 }
 
-static void attn_tile_f32(const attn_rows *x, const float *k, const float *v, int32_t n_valid)
-{
+static void attn_tile_f32(const attn_rows *x, const float *k, const float *v, int32_t n_valid) {
     tile_rows(0, x, k, v, n_valid);
 }
 
-static void attn_join(float *total, const float *part, int32_t head_dim)
-{
+static void attn_join(float *total, const float *part, int32_t head_dim) {
     float m = total[head_dim], m_part = part[head_dim], m_new = m_part > m ? m_part : m;
     float a = exp2_v(splat(m - m_new))[0], b = exp2_v(splat(m_part - m_new))[0];
     total[head_dim] = m_new;

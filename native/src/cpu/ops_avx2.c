@@ -1,8 +1,7 @@
 /* The row-wise operations in vectors of 8 floats. */
 #include <immintrin.h>
 
-static inline float max_lanes8(__m256 v)
-{
+static inline float max_lanes8(__m256 v) {
     __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     m = _mm_max_ps(m, _mm_movehl_ps(m, m));
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));

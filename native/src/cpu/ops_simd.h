@@ -29,8 +29,7 @@ INLINE vf at_most(vf x, float c) { return VMIN(splat(c), x); }
 
 static const int32_t lane_index[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-INLINE float sum_lanes(vf v)
-{
+INLINE float sum_lanes(vf v) {
     float a[VW];
     store(a, v);
     for (int32_t w = VW / 2; w > 0; w /= 2)
@@ -40,8 +39,7 @@ INLINE float sum_lanes(vf v)
 
 /* 2^x, relative error below 2e-7: x = n + r, |r| <= 1/2, Taylor's polynomial of degree 6 in r ln 2. Adding 1.5 * 2^23 rounds to
  * the integer n and leaves it in the low bits. Never below 2^-125; exactly 1 at 0. */
-INLINE vf exp2_v(vf x)
-{
+INLINE vf exp2_v(vf x) {
     const vf magic = splat(12582912.0f);
     x = at_most(at_least(x, -125.0f), 127.0f);
     vf t = x + magic;
@@ -56,8 +54,7 @@ INLINE vf exp2_v(vf x)
     return p * (vf)(((vi)t << 23) + 0x3f800000);
 }
 
-static void rms_norm(float *out, const float *x, const float *w, int32_t n, float eps)
-{
+static void rms_norm(float *out, const float *x, const float *w, int32_t n, float eps) {
     vf acc[4] = {{0}, {0}, {0}, {0}};
     float tail = 0;
     int32_t i = 0;
@@ -74,21 +71,18 @@ static void rms_norm(float *out, const float *x, const float *w, int32_t n, floa
     for (; i < n; i++) out[i] = x[i] * scale * w[i];
 }
 
-static void add(float *x, const float *y, int32_t n)
-{
+static void add(float *x, const float *y, int32_t n) {
     int32_t i = 0;
     for (; i + VW <= n; i += VW) store(x + i, load(x + i) + load(y + i));
     for (; i < n; i++) x[i] += y[i];
 }
 
-INLINE vf silu_mul(vf g, vf u)
-{
+INLINE vf silu_mul(vf g, vf u) {
     vf e = exp2_v(g * splat(-1.44269504f));
     return g / (splat(1.0f) + e) * u;
 }
 
-static void swiglu(float *gate, const float *up, int32_t n)
-{
+static void swiglu(float *gate, const float *up, int32_t n) {
     int32_t i = 0;
     for (; i + VW <= n; i += VW) store(gate + i, silu_mul(load(gate + i), load(up + i)));
     if (i < n) {
@@ -100,8 +94,7 @@ static void swiglu(float *gate, const float *up, int32_t n)
     }
 }
 
-static void rope(float *v, int32_t n_heads, int32_t head_dim, int32_t n_rot, int32_t style, const float *cs)
-{
+static void rope(float *v, int32_t n_heads, int32_t head_dim, int32_t n_rot, int32_t style, const float *cs) {
     const int32_t half = n_rot / 2;
     const float *c = cs, *s = cs + half;
     for (int32_t h = 0; h < n_heads; h++, v += head_dim) {
@@ -127,8 +120,7 @@ static void rope(float *v, int32_t n_heads, int32_t head_dim, int32_t n_rot, int
     }
 }
 
-static void f16_from_f32(uint16_t *out, const float *x, int32_t n)
-{
+static void f16_from_f32(uint16_t *out, const float *x, int32_t n) {
     int32_t i = 0;
     for (; i + VW <= n; i += VW) STORE_F16(out + i, at_most(at_least(load(x + i), -65504.0f), 65504.0f));
     if (i < n) {
@@ -140,8 +132,7 @@ static void f16_from_f32(uint16_t *out, const float *x, int32_t n)
     }
 }
 
-static void f32_from_f16(float *out, const uint16_t *x, int32_t n)
-{
+static void f32_from_f16(float *out, const uint16_t *x, int32_t n) {
     int32_t i = 0;
     for (; i + VW <= n; i += VW) store(out + i, LOAD_F16(x + i));
     if (i < n) {

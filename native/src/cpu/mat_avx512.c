@@ -1,0 +1,204 @@
+/* mat_avx512.c: AVX-512 VNNI kernels for packed panels and a few rows, the expansion of panels, and the choice of tiles. BF16
+ * products use vdpbf16ps where the machine has it, else fma in F32 (other bits, the same on every machine of that
+ * kind). Layouts and the order of additions: ../mat_internal.h. The tiles themselves are in tiles_avx512.c.
+ */
+#include <math.h>
+
+#include "avx512.h"
+#include "tiles_avx512.h"
+
+/* ---- a few rows, straight from packed units ---- */
+
+INLINE void direct_units(const int type, const int nt, const uint8_t *p, int64_t n_units, const mat_tile *x, float *c, int64_t ld)
+{
+    const int class = class_of(type), bias = bias_of(type);
+    const int shift = bias == 0 || bias == 128 ? 0 : bias == 32 ? 2 : bias == 16 ? 3 : bias == 8 ? 4 : 5;
+    const bool halves = class == MAT_S16 || class == MAT_SM16;
+    const uint8_t *q = x->x, *h = x->halves;
+    vf acc[4];
+#pragma GCC unroll 4
+    for (int t = 0; t < nt; t++)
+        acc[t] = _mm512_setzero_ps();
+    for (int64_t u = 0; u < n_units; u++, p += unit_of(type)) {
+#pragma GCC unroll 8
+        for (int b = 0; b < n_blocks_of(type); b++) {
+            vi w[8];
+            vf s[4];
+            codes_of(type, p, b, w);
+            scales_of(type, p, b, s);
+            const act_block a = act_at(q, h, nt);
+            block_32(class, 1, nt, shift, w, s, &a, acc);
+            q += nt * 44;
+            if (halves)
+                h += nt * 16;
+        }
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < nt; t++)
+        _mm512_storeu_ps(c + t * ld, acc[t]);
+}
+
+INLINE void direct_f16(const int nt, const uint8_t *p, int64_t n_units, const mat_tile *x, float *c, int64_t ld)
+{
+    const float *v = (const float *)x->x;
+    vf acc[4];
+#pragma GCC unroll 4
+    for (int t = 0; t < nt; t++)
+        acc[t] = _mm512_setzero_ps();
+    for (int64_t k = 0; k < n_units * 64; k++, p += 32, v += nt) {
+        const vf w = load_half(p);
+#pragma GCC unroll 4
+        for (int t = 0; t < nt; t++)
+            acc[t] = _mm512_fmadd_ps(w, all_f(v + t), acc[t]);
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < nt; t++)
+        _mm512_storeu_ps(c + t * ld, acc[t]);
+}
+
+#define DIRECT(type) \
+    static void direct_##type(const uint8_t *p, int64_t n, const mat_tile *x, float *c, int64_t ld) \
+    { \
+        switch (x->nt) { \
+        case 1: direct_units(MAT_##type, 1, p, n, x, c, ld); break; \
+        case 2: direct_units(MAT_##type, 2, p, n, x, c, ld); break; \
+        case 3: direct_units(MAT_##type, 3, p, n, x, c, ld); break; \
+        default: direct_units(MAT_##type, 4, p, n, x, c, ld); break; \
+        } \
+    }
+DIRECT(Q4_0)
+DIRECT(Q4_1)
+DIRECT(Q5_0)
+DIRECT(Q5_1)
+DIRECT(Q8_0)
+DIRECT(IQ4_NL)
+DIRECT(Q2_K)
+DIRECT(Q3_K)
+DIRECT(Q4_K)
+DIRECT(Q5_K)
+DIRECT(Q6_K)
+
+static void direct_F16(const uint8_t *p, int64_t n, const mat_tile *x, float *c, int64_t ld)
+{
+    switch (x->nt) {
+    case 1: direct_f16(1, p, n, x, c, ld); break;
+    case 2: direct_f16(2, p, n, x, c, ld); break;
+    case 3: direct_f16(3, p, n, x, c, ld); break;
+    default: direct_f16(4, p, n, x, c, ld); break;
+    }
+}
+
+static bool direct(int32_t type, const uint8_t *p, int64_t n, const mat_tile *x, float *c, int64_t ld)
+{
+    switch (type) {
+    case MAT_Q4_0: direct_Q4_0(p, n, x, c, ld); return true;
+    case MAT_Q4_1: direct_Q4_1(p, n, x, c, ld); return true;
+    case MAT_Q5_0: direct_Q5_0(p, n, x, c, ld); return true;
+    case MAT_Q5_1: direct_Q5_1(p, n, x, c, ld); return true;
+    case MAT_Q8_0: direct_Q8_0(p, n, x, c, ld); return true;
+    case MAT_IQ4_NL: direct_IQ4_NL(p, n, x, c, ld); return true;
+    case MAT_Q2_K: direct_Q2_K(p, n, x, c, ld); return true;
+    case MAT_Q3_K: direct_Q3_K(p, n, x, c, ld); return true;
+    case MAT_Q4_K: direct_Q4_K(p, n, x, c, ld); return true;
+    case MAT_Q5_K: direct_Q5_K(p, n, x, c, ld); return true;
+    case MAT_Q6_K: direct_Q6_K(p, n, x, c, ld); return true;
+    case MAT_F16: direct_F16(p, n, x, c, ld); return true;
+    default: return false;
+    }
+}
+
+/* ---- expansion ---- */
+
+INLINE void expand_units(const int type, const uint8_t *p, int64_t n_units, uint8_t *out, float *scales)
+{
+    const int class = class_of(type), n_scales = n_scales_of(class);
+    const bool biased = class == MAT_S32 || class == MAT_S16;
+    for (int64_t u = 0; u < n_units; u++, p += unit_of(type)) {
+#pragma GCC unroll 8
+        for (int b = 0; b < n_blocks_of(type); b++, out += 512, scales += n_scales * MAT_LANES) {
+            vi w[8];
+            vf s[4];
+            codes_of(type, p, b, w);
+            scales_of(type, p, b, s);
+#pragma GCC unroll 8
+            for (int g = 0; g < 8; g++) {
+                if (biased && bias_of(type) != 128)
+                    w[g] = _mm512_add_epi8(w[g], bytes(128 - bias_of(type)));
+                _mm512_store_si512(out + g * 64, w[g]);
+            }
+#pragma GCC unroll 4
+            for (int i = 0; i < n_scales; i++)
+                _mm512_store_ps(scales + i * MAT_LANES, s[i]);
+        }
+    }
+}
+
+static void expand(int32_t type, const uint8_t *p, int64_t n, uint8_t *w, float *s)
+{
+    switch (type) {
+    case MAT_Q4_0: expand_units(MAT_Q4_0, p, n, w, s); break;
+    case MAT_Q4_1: expand_units(MAT_Q4_1, p, n, w, s); break;
+    case MAT_Q5_0: expand_units(MAT_Q5_0, p, n, w, s); break;
+    case MAT_Q5_1: expand_units(MAT_Q5_1, p, n, w, s); break;
+    case MAT_Q8_0: expand_units(MAT_Q8_0, p, n, w, s); break;
+    case MAT_IQ4_NL: expand_units(MAT_IQ4_NL, p, n, w, s); break;
+    case MAT_Q2_K: expand_units(MAT_Q2_K, p, n, w, s); break;
+    case MAT_Q3_K: expand_units(MAT_Q3_K, p, n, w, s); break;
+    case MAT_Q4_K: expand_units(MAT_Q4_K, p, n, w, s); break;
+    case MAT_Q5_K: expand_units(MAT_Q5_K, p, n, w, s); break;
+    case MAT_Q6_K: expand_units(MAT_Q6_K, p, n, w, s); break;
+    default: /* F16 */
+        for (int64_t k = 0; k < n * 64; k++)
+            _mm512_store_ps((float *)w + k * MAT_LANES, load_half(p + k * 32));
+    }
+}
+
+/* ---- activations ---- */
+
+static void quantise(const float *x, int64_t n_in, int64_t n_blocks, int32_t nt, int32_t t, uint8_t *q8, uint8_t *halves)
+{
+    const vi magnitude = _mm512_set1_epi32(0x7fffffff);
+    for (int64_t b = 0; b < n_blocks; b++, q8 += nt * 44) {
+        const bool some = 32 * b < n_in; /* n_in is a multiple of 32 for every quantised type */
+        vf v0 = some ? _mm512_loadu_ps(x + 32 * b) : _mm512_setzero_ps();
+        vf v1 = some ? _mm512_loadu_ps(x + 32 * b + 16) : _mm512_setzero_ps();
+        const uint32_t top = _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(v0), magnitude),
+                                                                      _mm512_and_si512(_mm512_castps_si512(v1), magnitude)));
+        float amax, d = 0.0f, inverse = 0.0f;
+        memcpy(&amax, &top, 4);
+        if (top >= 0x7f800000u) {
+            d = NAN;
+            v0 = v1 = _mm512_setzero_ps();
+        } else if (amax > 1e-30f) {
+            d = amax / 127.0f;
+            inverse = 127.0f / amax;
+        }
+        const vi i0 = _mm512_cvtps_epi32(_mm512_mul_ps(v0, _mm512_set1_ps(inverse)));
+        const vi i1 = _mm512_cvtps_epi32(_mm512_mul_ps(v1, _mm512_set1_ps(inverse)));
+        const int32_t s0 = _mm512_reduce_add_epi32(i0), s1 = _mm512_reduce_add_epi32(i1);
+        const __m256i q = _mm256_set_m128i(_mm512_cvtepi32_epi8(i1), _mm512_cvtepi32_epi8(i0));
+        if (nt == 1) {
+            _mm256_storeu_si256((__m256i *)q8, q);
+        } else {
+            _Alignas(32) int32_t words[8];
+            _mm256_store_si256((__m256i *)words, q);
+            for (int g = 0; g < 8; g++)
+                ((int32_t *)q8)[g * nt + t] = words[g];
+        }
+        float *dx = (float *)(q8 + nt * 32);
+        dx[t] = d;
+        dx[nt + t] = d * (float)(s0 + s1);
+        ((int32_t *)(dx + 2 * nt))[t] = -128 * (s0 + s1);
+        if (halves) {
+            int32_t *c = (int32_t *)halves;
+            float *sx = (float *)(c + 2 * nt);
+            c[t] = -128 * s0;
+            c[nt + t] = -128 * s1;
+            sx[t] = d * (float)s0;
+            sx[nt + t] = d * (float)s1;
+            halves += nt * 16;
+        }
+    }
+}
+
+const mat_kernels mat_kernels_avx512 = {"avx512-vnni", 4, expand, tile_avx512, direct, quantise};

@@ -1,0 +1,147 @@
+/* tiles_avx512.c: register tiles of 1 x nt and 2 x 6 (panels x tokens) over expanded panels, BF16 pairs and F32 values. One
+ * instance per class and width: accumulators must be registers, so every size is a constant. */
+#include "tiles_avx512.h"
+
+#include "avx512.h"
+
+INLINE void load_acc(const mat_part *p, const mat_tile *x, const int n_p, const int nt, vf *acc)
+{
+#pragma GCC unroll 2
+    for (int r = 0; r < n_p; r++)
+#pragma GCC unroll 12
+        for (int t = 0; t < nt; t++)
+            acc[r * nt + t] = p->first || t >= x->n_valid ? _mm512_setzero_ps() : _mm512_loadu_ps(p->c + t * p->ld + r * MAT_LANES);
+}
+
+INLINE void store_acc(const mat_part *p, const mat_tile *x, const int n_p, const int nt, const vf *acc)
+{
+#pragma GCC unroll 12
+    for (int t = 0; t < nt; t++) {
+        if (t >= x->n_valid)
+            return;
+#pragma GCC unroll 2
+        for (int r = 0; r < n_p; r++)
+            _mm512_storeu_ps(p->c + t * p->ld + r * MAT_LANES, acc[r * nt + t]);
+    }
+}
+
+INLINE void blocks(const int class, const int n_p, const int nt, const mat_part *p, const mat_tile *x)
+{
+    const int n_scales = n_scales_of(class);
+    const bool halves = class == MAT_S16 || class == MAT_SM16;
+    const uint8_t *w = p->w, *q = x->x, *h = x->halves;
+    const float *scales = p->scales;
+    vf acc[32];
+    load_acc(p, x, n_p, nt, acc);
+    for (int64_t b = p->n_values / 32; b > 0; b--) {
+        vi codes[16];
+        vf s[8];
+#pragma GCC unroll 2
+        for (int r = 0; r < n_p; r++) {
+#pragma GCC unroll 8
+            for (int g = 0; g < 8; g++)
+                codes[8 * r + g] = load_i(w + (size_t)r * p->step + g * 64);
+#pragma GCC unroll 4
+            for (int i = 0; i < n_scales; i++)
+                s[4 * r + i] = _mm512_load_ps(scales + (size_t)r * p->scale_step + i * MAT_LANES);
+        }
+        const act_block a = act_at(q, h, nt);
+        block_32(class, n_p, nt, 0, codes, s, &a, acc);
+        w += 512;
+        scales += n_scales * MAT_LANES;
+        q += nt * 44;
+        if (halves)
+            h += nt * 16;
+    }
+    store_acc(p, x, n_p, nt, acc);
+}
+
+INLINE void floats(const int n_p, const int nt, const mat_part *p, const mat_tile *x)
+{
+    const uint8_t *w = p->w;
+    const float *v = (const float *)x->x;
+    vf acc[32];
+    load_acc(p, x, n_p, nt, acc);
+    for (int64_t k = p->n_values; k > 0; k--, w += 64, v += nt) {
+        vf a[2];
+#pragma GCC unroll 2
+        for (int r = 0; r < n_p; r++)
+            a[r] = _mm512_load_ps(w + (size_t)r * p->step);
+#pragma GCC unroll 12
+        for (int t = 0; t < nt; t++) {
+            const vf b = all_f(v + t);
+#pragma GCC unroll 2
+            for (int r = 0; r < n_p; r++)
+                acc[r * nt + t] = _mm512_fmadd_ps(a[r], b, acc[r * nt + t]);
+        }
+    }
+    store_acc(p, x, n_p, nt, acc);
+}
+
+/* n_values counts single values: a step is a pair. has_dot: vdpbf16ps is there. */
+INLINE void pairs(const bool has_dot, const int n_p, const int nt, const mat_part *p, const mat_tile *x)
+{
+    const uint8_t *w = p->w, *v = x->x;
+    const vi high = _mm512_set1_epi32((int)0xffff0000u);
+    vf acc[32];
+    load_acc(p, x, n_p, nt, acc);
+    for (int64_t k = p->n_values / 2; k > 0; k--, w += 64, v += 4 * nt) {
+        vi a[2];
+#pragma GCC unroll 2
+        for (int r = 0; r < n_p; r++)
+            a[r] = load_i(w + (size_t)r * p->step);
+#pragma GCC unroll 12
+        for (int t = 0; t < nt; t++) {
+            const vi b = all_i(v + 4 * t);
+#pragma GCC unroll 2
+            for (int r = 0; r < n_p; r++) {
+                vf s = acc[r * nt + t];
+                if (has_dot) {
+                    s = _mm512_dpbf16_ps(s, (__m512bh)a[r], (__m512bh)b);
+                } else {
+                    s = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(a[r], 16)),
+                                        _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)), s);
+                    s = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(a[r], high)),
+                                        _mm512_castsi512_ps(_mm512_and_si512(b, high)), s);
+                }
+                acc[r * nt + t] = s;
+            }
+        }
+    }
+    store_acc(p, x, n_p, nt, acc);
+}
+
+#define WIDTHS(X) X(1, 1) X(1, 2) X(1, 3) X(1, 4) X(1, 5) X(1, 6) X(1, 7) X(1, 8) X(1, 9) X(1, 10) X(1, 11) X(1, 12) X(2, 6)
+
+#define INSTANCES(n_p, nt) \
+    static void s32_##n_p##_##nt(const mat_part *p, const mat_tile *x) { blocks(MAT_S32, n_p, nt, p, x); } \
+    static void sm32_##n_p##_##nt(const mat_part *p, const mat_tile *x) { blocks(MAT_SM32, n_p, nt, p, x); } \
+    static void s16_##n_p##_##nt(const mat_part *p, const mat_tile *x) { blocks(MAT_S16, n_p, nt, p, x); } \
+    static void sm16_##n_p##_##nt(const mat_part *p, const mat_tile *x) { blocks(MAT_SM16, n_p, nt, p, x); } \
+    static void pairs_##n_p##_##nt(const mat_part *p, const mat_tile *x) { pairs(true, n_p, nt, p, x); } \
+    static void floats_##n_p##_##nt(const mat_part *p, const mat_tile *x) { floats(n_p, nt, p, x); } \
+    static void plain_##n_p##_##nt(const mat_part *p, const mat_tile *x) { pairs(false, n_p, nt, p, x); }
+WIDTHS(INSTANCES)
+
+enum { PLAIN_PAIRS = MAT_N_CLASSES };
+typedef void (*tile_fn)(const mat_part *, const mat_tile *);
+
+#define ROW(n_p, nt) {s32_##n_p##_##nt, sm32_##n_p##_##nt, s16_##n_p##_##nt, sm16_##n_p##_##nt, pairs_##n_p##_##nt, floats_##n_p##_##nt, plain_##n_p##_##nt},
+static const tile_fn tiles[MAT_TILE_MAX + 1][MAT_N_CLASSES + 1] = {WIDTHS(ROW)};
+
+void tile_avx512(int32_t class, const mat_part *part, const mat_tile *x)
+{
+    const int32_t kind = class == MAT_PAIRS && !__builtin_cpu_supports("avx512bf16") ? PLAIN_PAIRS : class;
+    if (part->n_panels == 2 && x->nt == MAT_TILE) {
+        tiles[MAT_TILE_MAX][kind](part, x);
+        return;
+    }
+    mat_part one = *part;
+    one.n_panels = 1;
+    for (int32_t r = 0; r < part->n_panels; r++) {
+        tiles[x->nt - 1][kind](&one, x);
+        one.w += part->step;
+        one.scales += part->scale_step;
+        one.c += MAT_LANES;
+    }
+}

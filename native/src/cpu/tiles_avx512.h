@@ -1,0 +1,9 @@
+/* tiles_avx512.h: expanded panels times tiles of activations. */
+#ifndef MILAD_TILES_AVX512_H
+#define MILAD_TILES_AVX512_H
+
+#include "../mat_internal.h"
+
+void tile_avx512(int32_t class, const mat_part *part, const mat_tile *x);
+
+#endif
