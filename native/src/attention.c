@@ -55,8 +55,7 @@ struct attention {
 
 static int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
 
-int32_t attention_open(const hparams *hp, const ops *o, pool *p, const kv *c, int32_t max_rows, attention **out)
-{
+int32_t attention_open(const hparams *hp, const ops *o, pool *p, const kv *c, int32_t max_rows, attention **out) {
     attention *a = calloc(1, sizeof *a);
     if (!a) return fail(MILAD_E_MEMORY, "out of memory");
     const int32_t n_threads = pool_threads(p);
@@ -97,8 +96,7 @@ int32_t attention_open(const hparams *hp, const ops *o, pool *p, const kv *c, in
     return MILAD_OK;
 }
 
-void attention_close(attention *a)
-{
+void attention_close(attention *a) {
     if (!a) return;
     free(a->groups);
     free(a->parts);
@@ -109,8 +107,7 @@ void attention_close(attention *a)
 
 size_t attention_bytes(const attention *a) { return a->n_bytes; }
 
-void attention_plan(attention *a, const milad_row *rows, int32_t n_rows, const milad_sequence *sequences)
-{
+void attention_plan(attention *a, const milad_row *rows, int32_t n_rows, const milad_sequence *sequences) {
     a->n_groups = 0;
     for (int32_t r = 0; r < n_rows; r++) {
         group *g = a->n_groups ? &a->groups[a->n_groups - 1] : NULL;
@@ -141,8 +138,7 @@ void attention_plan(attention *a, const milad_row *rows, int32_t n_rows, const m
 }
 
 /* Queries of heads h0..h1-1 of a group, scaled: [h][token][query head of h]. */
-static void gather_queries(const attention *a, const group *g, int32_t h0, int32_t h1, float *q)
-{
+static void gather_queries(const attention *a, const group *g, int32_t h0, int32_t h1, float *q) {
     const int32_t d = a->hp->head_dim, n = a->per_head;
     const float scale = a->hp->attn_scale * 1.44269504f; /* log2(e): weights are powers of 2 */
     for (int32_t h = h0; h < h1; h++)
@@ -152,8 +148,7 @@ static void gather_queries(const attention *a, const group *g, int32_t h0, int32
         }
 }
 
-static void add_tile(const attention *a, attn_rows *x, int32_t block, int32_t head, int32_t n_valid, const scratch *s, int32_t expanded)
-{
+static void add_tile(const attention *a, attn_rows *x, int32_t block, int32_t head, int32_t n_valid, const scratch *s, int32_t expanded) {
     if (expanded)
         a->ops->attn_tile_f32(x, s->k, s->v, n_valid);
     else
@@ -161,8 +156,7 @@ static void add_tile(const attention *a, attn_rows *x, int32_t block, int32_t he
 }
 
 /* Tile i of the group's sequence for one head's rows. In the group's last tile each token sees one key more than the token before. */
-static void group_tile(const attention *a, const group *g, int32_t i, int32_t head, attn_rows x, const scratch *s)
-{
+static void group_tile(const attention *a, const group *g, int32_t i, int32_t head, attn_rows x, const scratch *s) {
     const int32_t block = g->blocks[i], expanded = x.n_rows > ATTN_ROWS_DIRECT || !kv_keys_f16(a->kv, a->layer, block, head);
     if (expanded) kv_expand(a->kv, a->ops, a->layer, block, head, s->k, s->v);
     if (i < g->position / TILE) {
@@ -181,8 +175,7 @@ static void group_tile(const attention *a, const group *g, int32_t i, int32_t he
 
 /* Segment `segment` of heads h0..h1-1 into parts o[h][token][query head], queries gathered in s->q. Heads inside, tiles outside: a
  * page holds all heads, so addresses rise. */
-static void run_segment(const attention *a, const group *g, int32_t segment, int32_t h0, int32_t h1, float *o, const scratch *s)
-{
+static void run_segment(const attention *a, const group *g, int32_t segment, int32_t h0, int32_t h1, float *o, const scratch *s) {
     const int32_t d = a->hp->head_dim, per_head = g->n_tokens * a->per_head, n_rows = (h1 - h0) * per_head;
     const int32_t last = g->position / TILE, end = (segment + 1) * SEGMENT_TILES - 1;
     for (int32_t r = 0; r < n_rows; r++) {
@@ -207,16 +200,14 @@ static void run_segment(const attention *a, const group *g, int32_t segment, int
     }
 }
 
-static void finish_row(const attention *a, int64_t row, int32_t head, const float *total)
-{
+static void finish_row(const attention *a, int64_t row, int32_t head, const float *total) {
     const int32_t d = a->hp->head_dim;
     float *out = a->out + (row * a->hp->n_head + head) * d;
     const float inverse = 1.0f / total[d + 1];
     for (int32_t i = 0; i < d; i++) out[i] = total[i] * inverse;
 }
 
-static void run_looped(const attention *a, const group *g, int32_t head, const scratch *s)
-{
+static void run_looped(const attention *a, const group *g, int32_t head, const scratch *s) {
     const int32_t d = a->hp->head_dim, n_rows = g->n_tokens * a->per_head;
     gather_queries(a, g, head, head + 1, s->q);
     run_segment(a, g, 0, head, head + 1, s->total, s);
@@ -228,8 +219,7 @@ static void run_looped(const attention *a, const group *g, int32_t head, const s
         finish_row(a, g->row + r / a->per_head, head * a->per_head + r % a->per_head, s->total + r * a->stride);
 }
 
-static void run_items(void *arg, int32_t lo, int32_t hi, int32_t thread)
-{
+static void run_items(void *arg, int32_t lo, int32_t hi, int32_t thread) {
     const attention *a = arg;
     const int32_t n_head_kv = a->hp->n_head_kv;
     int32_t first = 0, end = a->n_groups;
@@ -259,8 +249,7 @@ static void run_items(void *arg, int32_t lo, int32_t hi, int32_t thread)
 }
 
 /* Joins the parts of the split groups lo..hi-1 (looped ones have nothing to join). */
-static void join_groups(void *arg, int32_t lo, int32_t hi, int32_t thread)
-{
+static void join_groups(void *arg, int32_t lo, int32_t hi, int32_t thread) {
     const attention *a = arg;
     (void)thread;
     for (int32_t i = lo; i < hi; i++) {
@@ -276,8 +265,7 @@ static void join_groups(void *arg, int32_t lo, int32_t hi, int32_t thread)
     }
 }
 
-void attention_run(attention *a, int32_t layer, const float *q, float *out)
-{
+void attention_run(attention *a, int32_t layer, const float *q, float *out) {
     a->layer = layer;
     a->q = q;
     a->out = out;

@@ -28,8 +28,7 @@ struct milad_context {
     uint8_t *filled;      /* [max_rows] outputs that have a row */
 };
 
-static int32_t check_params(const milad_model *model, const milad_context_params *p)
-{
+static int32_t check_params(const milad_model *model, const milad_context_params *p) {
     if (!model) return fail(MILAD_E_ARGUMENT, "no model");
     if (!model->layers) return fail(MILAD_E_ARGUMENT, "the model was opened vocabulary-only and can't run");
     if (!p || p->size != sizeof *p) return fail(MILAD_E_ARGUMENT, "milad_context_params: size is not %zu", sizeof *p);
@@ -43,8 +42,7 @@ static int32_t check_params(const milad_model *model, const milad_context_params
     return MILAD_OK;
 }
 
-int32_t milad_context_open(milad_model *model, const milad_context_params *params, milad_context **out)
-{
+int32_t milad_context_open(milad_model *model, const milad_context_params *params, milad_context **out) {
     if (!out) return fail(MILAD_E_ARGUMENT, "no place for the context");
     *out = NULL;
     int32_t status = check_params(model, params);
@@ -73,8 +71,7 @@ int32_t milad_context_open(milad_model *model, const milad_context_params *param
     return MILAD_OK;
 }
 
-void milad_context_close(milad_context *c)
-{
+void milad_context_close(milad_context *c) {
     if (!c) return;
     forward_close(c->forward);
     if (c->pool) pool_close(c->pool);
@@ -85,8 +82,7 @@ void milad_context_close(milad_context *c)
     free(c);
 }
 
-int32_t milad_context_stat_get(const milad_context *c, milad_context_stat *out)
-{
+int32_t milad_context_stat_get(const milad_context *c, milad_context_stat *out) {
     if (!c) return fail(MILAD_E_ARGUMENT, "no context");
     if (!out || out->size != sizeof *out) return fail(MILAD_E_ARGUMENT, "milad_context_stat: size is not %zu", sizeof *out);
     *out = (milad_context_stat){
@@ -106,8 +102,7 @@ int32_t milad_context_stat_get(const milad_context *c, milad_context_stat *out)
     return MILAD_OK;
 }
 
-static int32_t check_shape(const milad_context *c, const milad_batch *b)
-{
+static int32_t check_shape(const milad_context *c, const milad_batch *b) {
     if (!b || b->size != sizeof *b) return fail(MILAD_E_ARGUMENT, "milad_batch: size is not %zu", sizeof *b);
     if (b->n_rows < 1 || b->n_rows > c->max_rows) return fail(MILAD_E_ARGUMENT, "batch of %d rows: not within 1..%d", b->n_rows, c->max_rows);
     if (b->n_sequences < 1 || b->n_sequences > c->max_rows)
@@ -120,8 +115,7 @@ static int32_t check_shape(const milad_context *c, const milad_batch *b)
 }
 
 /* Block tables: every entry a block, and how many entries name each. */
-static int32_t check_sequences(milad_context *c, const milad_batch *b)
-{
+static int32_t check_sequences(milad_context *c, const milad_batch *b) {
     c->n_checks++;
     for (int32_t s = 0; s < b->n_sequences; s++) {
         const milad_sequence *q = &b->sequences[s];
@@ -139,8 +133,7 @@ static int32_t check_sequences(milad_context *c, const milad_batch *b)
     return MILAD_OK;
 }
 
-static int32_t check_row(milad_context *c, const milad_batch *b, int32_t r)
-{
+static int32_t check_row(milad_context *c, const milad_batch *b, int32_t r) {
     const milad_row *row = &b->rows[r];
     if (row->token < 0 || row->token >= c->model->hp.n_vocab)
         return fail(MILAD_E_ARGUMENT, "row %d: token %d is not within 0..%d", r, row->token, c->model->hp.n_vocab - 1);
@@ -162,8 +155,7 @@ static int32_t check_row(milad_context *c, const milad_batch *b, int32_t r)
     return MILAD_OK;
 }
 
-static int32_t check_batch(milad_context *c, const milad_batch *b)
-{
+static int32_t check_batch(milad_context *c, const milad_batch *b) {
     int32_t status = check_shape(c, b);
     if (status == MILAD_OK) status = check_sequences(c, b);
     if (status < 0) return status;
@@ -178,8 +170,7 @@ static int32_t check_batch(milad_context *c, const milad_batch *b)
     return MILAD_OK;
 }
 
-int32_t milad_step(milad_context *c, const milad_batch *batch)
-{
+int32_t milad_step(milad_context *c, const milad_batch *batch) {
     if (!c) return fail(MILAD_E_ARGUMENT, "no context");
     int32_t status = check_batch(c, batch);
     if (status < 0) return status;
@@ -191,15 +182,13 @@ int32_t milad_step(milad_context *c, const milad_batch *batch)
     return MILAD_OK;
 }
 
-static int32_t check_block(const milad_context *c, int32_t block)
-{
+static int32_t check_block(const milad_context *c, int32_t block) {
     if (!c) return fail(MILAD_E_ARGUMENT, "no context");
     if (block < 0 || block >= c->n_blocks) return fail(MILAD_E_ARGUMENT, "block %d is not within 0..%d", block, c->n_blocks - 1);
     return MILAD_OK;
 }
 
-int32_t milad_kv_copy(milad_context *c, int32_t src, int32_t dst, int32_t n_tokens)
-{
+int32_t milad_kv_copy(milad_context *c, int32_t src, int32_t dst, int32_t n_tokens) {
     int32_t status = check_block(c, src);
     if (status == MILAD_OK) status = check_block(c, dst);
     if (status < 0) return status;
@@ -208,8 +197,7 @@ int32_t milad_kv_copy(milad_context *c, int32_t src, int32_t dst, int32_t n_toke
     return MILAD_OK;
 }
 
-static int32_t check_buffer(const milad_context *c, int32_t block, const void *buf, size_t n_bytes)
-{
+static int32_t check_buffer(const milad_context *c, int32_t block, const void *buf, size_t n_bytes) {
     int32_t status = check_block(c, block);
     if (status < 0) return status;
     if (!buf || n_bytes != kv_block_bytes(c->kv))
@@ -217,21 +205,18 @@ static int32_t check_buffer(const milad_context *c, int32_t block, const void *b
     return MILAD_OK;
 }
 
-int32_t milad_kv_read(const milad_context *c, int32_t block, void *buf, size_t n_bytes)
-{
+int32_t milad_kv_read(const milad_context *c, int32_t block, void *buf, size_t n_bytes) {
     int32_t status = check_buffer(c, block, buf, n_bytes);
     if (status == MILAD_OK) kv_read(c->kv, block, buf);
     return status;
 }
 
-int32_t milad_kv_write(milad_context *c, int32_t block, const void *buf, size_t n_bytes)
-{
+int32_t milad_kv_write(milad_context *c, int32_t block, const void *buf, size_t n_bytes) {
     int32_t status = check_buffer(c, block, buf, n_bytes);
     if (status == MILAD_OK) kv_write(c->kv, block, buf);
     return status;
 }
 
-void milad_interrupt(milad_context *c)
-{
+void milad_interrupt(milad_context *c) {
     if (c) atomic_store(&c->interrupt, 1);
 }

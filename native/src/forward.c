@@ -52,22 +52,19 @@ struct forward {
 typedef struct plan { uint8_t *base; size_t n_bytes; } plan;
 
 /* Takes n bytes, 64-byte aligned; with base NULL it only counts. */
-static void *take(plan *p, size_t n)
-{
+static void *take(plan *p, size_t n) {
     void *at = p->base ? p->base + p->n_bytes : NULL;
     p->n_bytes += (n + 63) / 64 * 64;
     return at;
 }
 
-static uint32_t act_kinds(const mat *const *m, int32_t n)
-{
+static uint32_t act_kinds(const mat *const *m, int32_t n) {
     uint32_t kinds = 0;
     for (int32_t i = 0; i < n; i++) kinds |= mat_act_kind(m[i]->type);
     return kinds;
 }
 
-static void lay_out(forward *f, plan *p)
-{
+static void lay_out(forward *f, plan *p) {
     const hparams *h = f->hp;
     const size_t rows = (size_t)f->n_chunk, embd = (size_t)h->n_embd, heads = (size_t)h->n_head * (size_t)h->head_dim;
     const size_t kv_heads = (size_t)h->n_head_kv * (size_t)h->head_dim, ff = (size_t)h->n_ff;
@@ -92,8 +89,7 @@ static void lay_out(forward *f, plan *p)
     f->rows = take(p, rows * sizeof *f->rows);
 }
 
-int32_t forward_open(const milad_model *model, pool *p, kv *c, int32_t max_rows, const atomic_int *interrupt, forward **out)
-{
+int32_t forward_open(const milad_model *model, pool *p, kv *c, int32_t max_rows, const atomic_int *interrupt, forward **out) {
     forward *f = calloc(1, sizeof *f);
     if (!f) return fail(MILAD_E_MEMORY, "out of memory");
     f->model = model;
@@ -126,8 +122,7 @@ int32_t forward_open(const milad_model *model, pool *p, kv *c, int32_t max_rows,
     return MILAD_OK;
 }
 
-void forward_close(forward *f)
-{
+void forward_close(forward *f) {
     if (!f) return;
     attention_close(f->attention);
     if (f->memory) munmap(f->memory, f->n_bytes);
@@ -136,14 +131,12 @@ void forward_close(forward *f)
 
 size_t forward_bytes(const forward *f) { return f->n_bytes + attention_bytes(f->attention); }
 
-static int32_t interrupted(const forward *f)
-{
+static int32_t interrupted(const forward *f) {
     return atomic_load_explicit(f->interrupt, memory_order_relaxed) ? fail(MILAD_E_INTERRUPTED, "interrupted") : MILAD_OK;
 }
 
 /* A stage over the rows, of n_floats each. */
-static void each_row(forward *f, int64_t n_floats, pool_fn fn)
-{
+static void each_row(forward *f, int64_t n_floats, pool_fn fn) {
     if (n_floats * f->n_rows < SERIAL_FLOATS) {
         fn(f, 0, f->n_rows, 0);
         return;
@@ -153,8 +146,7 @@ static void each_row(forward *f, int64_t n_floats, pool_fn fn)
 }
 
 /* Angles in double: position * frequency is exact there and libm reduces it, so far positions are as precise as near ones. */
-static void embed_rows(void *arg, int32_t lo, int32_t hi, int32_t thread)
-{
+static void embed_rows(void *arg, int32_t lo, int32_t hi, int32_t thread) {
     forward *f = arg;
     const hparams *h = f->hp;
     const int32_t half = h->n_rot / 2;
@@ -171,8 +163,7 @@ static void embed_rows(void *arg, int32_t lo, int32_t hi, int32_t thread)
     }
 }
 
-static void store_rows(void *arg, int32_t lo, int32_t hi, int32_t thread)
-{
+static void store_rows(void *arg, int32_t lo, int32_t hi, int32_t thread) {
     forward *f = arg;
     const hparams *h = f->hp;
     const int32_t d = h->head_dim;
@@ -193,8 +184,7 @@ static void store_rows(void *arg, int32_t lo, int32_t hi, int32_t thread)
 }
 
 /* x += sum, and normed for what comes next. */
-static void residual_rows(void *arg, int32_t lo, int32_t hi, int32_t thread)
-{
+static void residual_rows(void *arg, int32_t lo, int32_t hi, int32_t thread) {
     forward *f = arg;
     const int32_t n = f->hp->n_embd;
     (void)thread;
@@ -204,8 +194,7 @@ static void residual_rows(void *arg, int32_t lo, int32_t hi, int32_t thread)
     }
 }
 
-static void swiglu_rows(void *arg, int32_t lo, int32_t hi, int32_t thread)
-{
+static void swiglu_rows(void *arg, int32_t lo, int32_t hi, int32_t thread) {
     forward *f = arg;
     const int64_t n = f->hp->n_ff;
     (void)thread;
@@ -213,8 +202,7 @@ static void swiglu_rows(void *arg, int32_t lo, int32_t hi, int32_t thread)
 }
 
 /* Products of n matrices with the rows of `in`; n <= 3. */
-static void multiply(forward *f, const float *in, const mat *const *w, int32_t n, float *const *out, const float *const *bias)
-{
+static void multiply(forward *f, const float *in, const mat *const *w, int32_t n, float *const *out, const float *const *bias) {
     int64_t ld[3] = {0};
     for (int32_t i = 0; i < n; i++) ld[i] = w[i]->n_out;
     mat_act_prepare(f->pool, f->act, act_kinds(w, n), in, w[0]->n_in, w[0]->n_in, f->n_rows);
@@ -222,8 +210,7 @@ static void multiply(forward *f, const float *in, const mat *const *w, int32_t n
 }
 
 /* Keeps the rows that want an output. */
-static void drop_rows(forward *f)
-{
+static void drop_rows(forward *f) {
     const hparams *h = f->hp;
     const size_t embd = (size_t)h->n_embd, heads = (size_t)h->n_head * (size_t)h->head_dim;
     int32_t n = 0;
@@ -240,8 +227,7 @@ static void drop_rows(forward *f)
     attention_plan(f->attention, f->rows, n, f->batch->sequences);
 }
 
-static int32_t run_layer(forward *f)
-{
+static int32_t run_layer(forward *f) {
     const hparams *h = f->hp;
     const layer *l = f->layer;
     const int32_t last = f->i_layer == h->n_layer - 1;
@@ -269,8 +255,7 @@ static int32_t run_layer(forward *f)
     return interrupted(f);
 }
 
-static void sample_rows(void *arg, int32_t lo, int32_t hi, int32_t thread)
-{
+static void sample_rows(void *arg, int32_t lo, int32_t hi, int32_t thread) {
     forward *f = arg;
     const int32_t n_vocab = f->hp->n_vocab;
     for (int32_t r = lo; r < hi; r++) {
@@ -284,8 +269,7 @@ static void sample_rows(void *arg, int32_t lo, int32_t hi, int32_t thread)
 }
 
 /* Logits and samples of the rows that are left, a few at a time. */
-static int32_t run_outputs(forward *f)
-{
+static int32_t run_outputs(forward *f) {
     const mat *w[] = {&f->model->output};
     float *const out[] = {f->logits};
     const int32_t n_rows = f->n_rows;
@@ -302,8 +286,7 @@ static int32_t run_outputs(forward *f)
     return status;
 }
 
-static int32_t run_chunk(forward *f)
-{
+static int32_t run_chunk(forward *f) {
     attention_plan(f->attention, f->rows, f->n_rows, f->batch->sequences);
     each_row(f, 2 * f->hp->n_embd + 16 * f->hp->n_rot, embed_rows); /* a sine costs some 16 multiplications */
     for (f->i_layer = 0; f->i_layer < f->hp->n_layer; f->i_layer++) {
@@ -313,8 +296,7 @@ static int32_t run_chunk(forward *f)
     return run_outputs(f);
 }
 
-int32_t forward_run(forward *f, const milad_batch *batch)
-{
+int32_t forward_run(forward *f, const milad_batch *batch) {
     f->batch = batch;
     for (int32_t r = 0; r < batch->n_rows; r += f->n_chunk) {
         f->n_rows = batch->n_rows - r < f->n_chunk ? batch->n_rows - r : f->n_chunk;

@@ -17,13 +17,11 @@ struct kv {
     uint8_t *data;
 };
 
-static uint8_t *head_at(const kv *c, int32_t layer, int32_t block, int32_t head)
-{
+static uint8_t *head_at(const kv *c, int32_t layer, int32_t block, int32_t head) {
     return c->data + ((size_t)layer * (size_t)c->n_blocks + (size_t)block) * c->page_bytes + (size_t)head * c->head_bytes;
 }
 
-static void lay_out(kv *c)
-{
+static void lay_out(kv *c) {
     const size_t values = (size_t)c->head_dim * T, scales = c->type == KV_Q8_0 ? (size_t)c->n_groups * T * 2 : 0;
     const size_t width = c->type == KV_Q8_0 ? 1 : 2;
     c->k_at = scales;
@@ -33,8 +31,7 @@ static void lay_out(kv *c)
     c->page_bytes = c->head_bytes * (size_t)c->n_head_kv;
 }
 
-int32_t kv_open(const hparams *hp, int32_t n_blocks, int32_t type, kv **out)
-{
+int32_t kv_open(const hparams *hp, int32_t n_blocks, int32_t type, kv **out) {
     if (type != KV_F16 && type != KV_Q8_0) return fail(MILAD_E_ARGUMENT, "kv_type %d is neither 0 (F16) nor 1 (Q8_0)", type);
     if (n_blocks < 1) return fail(MILAD_E_ARGUMENT, "n_blocks %d: at least 1", n_blocks);
     kv *c = calloc(1, sizeof *c);
@@ -62,8 +59,7 @@ int32_t kv_open(const hparams *hp, int32_t n_blocks, int32_t type, kv **out)
     return MILAD_OK;
 }
 
-void kv_close(kv *c)
-{
+void kv_close(kv *c) {
     if (!c) return;
     if (c->data) munmap(c->data, c->n_bytes);
     free(c);
@@ -73,13 +69,11 @@ size_t kv_bytes(const kv *c) { return c->n_bytes; }
 size_t kv_block_bytes(const kv *c) { return c->page_bytes * (size_t)c->n_layer; }
 int32_t kv_n_blocks(const kv *c) { return c->n_blocks; }
 
-static void copy_columns(uint8_t *dst, const uint8_t *src, int32_t n_rows, int32_t n_tokens, size_t width)
-{
+static void copy_columns(uint8_t *dst, const uint8_t *src, int32_t n_rows, int32_t n_tokens, size_t width) {
     for (int32_t i = 0; i < n_rows; i++) memcpy(dst + (size_t)i * T * width, src + (size_t)i * T * width, (size_t)n_tokens * width);
 }
 
-static void copy_head(const kv *c, uint8_t *dst, const uint8_t *src, int32_t n_tokens)
-{
+static void copy_head(const kv *c, uint8_t *dst, const uint8_t *src, int32_t n_tokens) {
     const size_t width = c->type == KV_Q8_0 ? 1 : 2, n = (size_t)n_tokens;
     copy_columns(dst + c->k_at, src + c->k_at, c->head_dim, n_tokens, width);
     memcpy(dst + c->v_at, src + c->v_at, n * (size_t)c->head_dim * width);
@@ -89,27 +83,23 @@ static void copy_head(const kv *c, uint8_t *dst, const uint8_t *src, int32_t n_t
     }
 }
 
-void kv_copy(kv *c, int32_t src, int32_t dst, int32_t n_tokens)
-{
+void kv_copy(kv *c, int32_t src, int32_t dst, int32_t n_tokens) {
     if (src == dst) return;
     for (int32_t l = 0; l < c->n_layer; l++)
         for (int32_t h = 0; h < c->n_head_kv; h++) copy_head(c, head_at(c, l, dst, h), head_at(c, l, src, h), n_tokens);
 }
 
-void kv_read(const kv *c, int32_t block, void *buf)
-{
+void kv_read(const kv *c, int32_t block, void *buf) {
     for (int32_t l = 0; l < c->n_layer; l++) memcpy((uint8_t *)buf + (size_t)l * c->page_bytes, head_at(c, l, block, 0), c->page_bytes);
 }
 
-void kv_write(kv *c, int32_t block, const void *buf)
-{
+void kv_write(kv *c, int32_t block, const void *buf) {
     for (int32_t l = 0; l < c->n_layer; l++) memcpy(head_at(c, l, block, 0), (const uint8_t *)buf + (size_t)l * c->page_bytes, c->page_bytes);
 }
 
 /* One group of at most 32 dimensions: the scale as stored, and int8 values of `step` bytes apart. The scale is rounded to F16
  * before dividing, so that the greatest value still fits. */
-static uint16_t quantise_group(const ops *o, const float *x, int32_t n, int8_t *q, size_t step)
-{
+static uint16_t quantise_group(const ops *o, const float *x, int32_t n, int8_t *q, size_t step) {
     float top = 0, d, inverse;
     uint16_t h;
     for (int32_t i = 0; i < n; i++) top = fabsf(x[i]) > top || x[i] != x[i] ? fabsf(x[i]) : top;
@@ -125,8 +115,7 @@ static uint16_t quantise_group(const ops *o, const float *x, int32_t n, int8_t *
     return h;
 }
 
-static void append_q8(kv *c, const ops *o, uint8_t *page, int32_t slot, const float *k, const float *v)
-{
+static void append_q8(kv *c, const ops *o, uint8_t *page, int32_t slot, const float *k, const float *v) {
     const size_t s = (size_t)slot;
     uint16_t *k_scales = (uint16_t *)(void *)page, *v_scales = (uint16_t *)(void *)(page + c->v_scale_at);
     int8_t *kq = (int8_t *)page + c->k_at, *vq = (int8_t *)page + c->v_at + s * (size_t)c->head_dim;
@@ -137,8 +126,7 @@ static void append_q8(kv *c, const ops *o, uint8_t *page, int32_t slot, const fl
     }
 }
 
-void kv_append(kv *c, const ops *o, int32_t layer, int32_t block, int32_t slot, const float *k, const float *v)
-{
+void kv_append(kv *c, const ops *o, int32_t layer, int32_t block, int32_t slot, const float *k, const float *v) {
     for (int32_t h = 0; h < c->n_head_kv; h++, k += c->head_dim, v += c->head_dim) {
         uint8_t *page = head_at(c, layer, block, h);
         if (c->type == KV_Q8_0) {
@@ -155,18 +143,15 @@ void kv_append(kv *c, const ops *o, int32_t layer, int32_t block, int32_t slot, 
     }
 }
 
-const uint16_t *kv_keys_f16(const kv *c, int32_t layer, int32_t block, int32_t head)
-{
+const uint16_t *kv_keys_f16(const kv *c, int32_t layer, int32_t block, int32_t head) {
     return c->type == KV_F16 ? (const uint16_t *)(const void *)head_at(c, layer, block, head) : NULL;
 }
 
-const uint16_t *kv_values_f16(const kv *c, int32_t layer, int32_t block, int32_t head)
-{
+const uint16_t *kv_values_f16(const kv *c, int32_t layer, int32_t block, int32_t head) {
     return c->type == KV_F16 ? (const uint16_t *)(const void *)(head_at(c, layer, block, head) + c->v_at) : NULL;
 }
 
-static void expand_q8(const kv *c, const ops *o, const uint8_t *page, float *k, float *v)
-{
+static void expand_q8(const kv *c, const ops *o, const uint8_t *page, float *k, float *v) {
     const int8_t *kq = (const int8_t *)page + c->k_at, *vq = (const int8_t *)page + c->v_at;
     const uint16_t *v_scales = (const uint16_t *)(const void *)(page + c->v_scale_at);
     float scale[T];
@@ -181,8 +166,7 @@ static void expand_q8(const kv *c, const ops *o, const uint8_t *page, float *k, 
     }
 }
 
-void kv_expand(const kv *c, const ops *o, int32_t layer, int32_t block, int32_t head, float *k, float *v)
-{
+void kv_expand(const kv *c, const ops *o, int32_t layer, int32_t block, int32_t head, float *k, float *v) {
     const uint8_t *page = head_at(c, layer, block, head);
     if (c->type == KV_Q8_0) {
         expand_q8(c, o, page, k, v);

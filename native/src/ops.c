@@ -13,15 +13,13 @@ static inline f4 pick(i4 mask, f4 a, f4 b) { return (f4)((mask & (i4)a) | (~mask
 static inline f4 max4(f4 a, f4 b) { return pick(a > b, a, b); }
 static inline f4 min4(f4 a, f4 b) { return pick(a < b, a, b); }
 
-static inline float max_lanes4(f4 v)
-{
+static inline float max_lanes4(f4 v) {
     float a = v[0] > v[1] ? v[0] : v[1], b = v[2] > v[3] ? v[2] : v[3];
     return a > b ? a : b;
 }
 
 /* IEEE 754 binary16, subnormals included: shift the exponent by a multiplication, which is exact. */
-static inline f4 load_f16(const uint16_t *p)
-{
+static inline f4 load_f16(const uint16_t *p) {
     i4 h = {p[0], p[1], p[2], p[3]};
     i4 sign = (h & 0x8000) << 16, rest = (h & 0x7fff) << 13;
     f4 scaled = (f4)rest * 0x1p112f;
@@ -30,8 +28,7 @@ static inline f4 load_f16(const uint16_t *p)
 }
 
 /* To nearest even: adding the power of two whose last place is the wanted one rounds in hardware. */
-static inline uint16_t f16_bits(float x)
-{
+static inline uint16_t f16_bits(float x) {
     uint32_t u, r;
     memcpy(&u, &x, 4);
     uint32_t sign = u >> 16 & 0x8000;
@@ -49,8 +46,7 @@ static inline uint16_t f16_bits(float x)
     return (uint16_t)(sign | ((u - 0x38000000) >> 13));
 }
 
-static inline void store_f16(uint16_t *p, f4 v)
-{
+static inline void store_f16(uint16_t *p, f4 v) {
     for (int i = 0; i < 4; i++) p[i] = f16_bits(v[i]);
 }
 
@@ -74,8 +70,7 @@ extern const ops ops_avx2;
 extern const ops ops_avx512;
 #endif
 
-const ops *ops_named(const char *name)
-{
+const ops *ops_named(const char *name) {
 #ifdef MILAD_HAVE_AVX512
     if (!strncmp(name, "avx512", 6) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") &&
@@ -88,8 +83,7 @@ const ops *ops_named(const char *name)
     return strcmp(name, "c") ? NULL : &ops_c;
 }
 
-const ops *ops_get(void)
-{
+const ops *ops_get(void) {
     const ops *o = ops_named(mat_isa());
     return o ? o : &ops_c;
 }
