@@ -129,6 +129,8 @@ class Turn:
     api: str                                      # chat, completions, responses, messages
     messages: tuple[Message, ...] = ()
     prompt: Union[str, tuple[int, ...], None] = None
+    prompts: tuple[Union[str, tuple[int, ...]], ...] = ()  # several prompts (completions only; `prompt` is the first): each
+                                                  # is a Turn of its own, answered as choices i * n .. i * n + n - 1
     model: str = ""                               # as the client named it
     tools: tuple[ToolSpec, ...] = ()
     tool_choice: ToolChoice = ToolChoice()
