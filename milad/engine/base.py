@@ -47,6 +47,8 @@ class Output(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
     data: bytes | None = None               # scripted: the text of the step, instead of the token's bytes
     fault: str | None = None                # scripted fail_after: this sequence fails
+    due: float = 0.0                        # with WAIT: the time.monotonic() before which asking again is pointless
+    end: bool = False                       # scripted: the turn ends here, whatever the token
 
 
 @dataclass(frozen=True)
