@@ -1,0 +1,270 @@
+"""The routes that run the model: one way from a body to an answer, for every protocol, streamed or plain.
+
+Everything that can be refused (body, parse, names, rendering, limits, the queue) comes before the answer's first byte; then
+the head goes out at once, each engine step's frames in one write, the protocol's keepalive whenever nothing else was sent for
+a while, and what fails is told in the protocol's own words. The reader's pace holds the sequence back: while the socket's
+buffer is full nothing is taken from the Runner, which pauses its sequences.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, TypeVar
+
+from .. import log
+from ..conversation import Turn
+from ..errors import EngineFault, MiladError
+from ..events import Event, Failure
+from ..http import body, sse
+from ..http.base import Exchange
+from ..protocols.base import Encoder, Frame, Ident, Protocol
+from .base import Served
+
+if TYPE_CHECKING:
+    from .core import App
+
+OFF_LOOP_BYTES = 65536                       # larger bodies are read, rendered and tokenised in a thread
+STREAM_FIELDS = (("Content-Type", sse.CONTENT_TYPE), ("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
+_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+T = TypeVar("T")
+
+
+async def off_loop(exchange: Exchange, work: Callable[[], T]) -> T:
+    """`work`, in a thread where the body is large enough to hold other streams up."""
+    if len(exchange.body) > OFF_LOOP_BYTES or exchange.request and exchange.request.get("content-encoding"):
+        return await asyncio.to_thread(work)
+    return work()
+
+
+def new_id(prefix: str) -> str:
+    return prefix + "".join(secrets.choice(_ALPHABET) for _ in range(24))
+
+
+def read_json(app: "App", exchange: Exchange) -> dict[str, Any]:
+    request = exchange.request
+    return body.parse(exchange.body, request.get("content-encoding") if request else None, app.settings.body_limit)
+
+
+def check_model(app: "App", served: Served, name: str) -> None:
+    """Unknown names get the default model, unless the setting is strict."""
+    if app.settings.strict_model_names and name and name != served.id and name not in served.aliases:
+        known = ", ".join((served.id, *served.aliases))
+        raise MiladError("not_found", f"the model {name[:100]!r} is not served here; served: {known}", param="model",
+                         code="model_not_found")
+
+
+def path_of(exchange: Exchange) -> str:
+    """The path with its /v1, as scripts and logs name it."""
+    path = exchange.request.path if exchange.request else ""
+    return path if path.startswith("/v1/") else "/v1" + path
+
+
+# Answers
+
+
+async def generate(app: "App", exchange: Exchange, protocol: Protocol) -> None:
+    served = app.ready()
+
+    def prepare() -> tuple[Turn, list[Any]]:
+        turn = protocol.parse(read_json(app, exchange))
+        check_model(app, served, turn.model)
+        turns = [replace(turn, prompt=p, prompts=()) for p in turn.prompts] or [turn]
+        return turn, [served.runner.prepare(t, path=path_of(exchange), client=exchange.client) for t in turns]
+
+    turn, prepared = await off_loop(exchange, prepare)
+    ident = Ident(new_id(protocol.id_prefix), int(time.time()), served.id, new_id, served.runner.n_ctx)
+    encoder = protocol.encoder(turn, ident)
+    events = submit(served.runner, prepared)
+    app.n_active += 1
+    try:
+        await (_stream if turn.stream else _plain)(app, exchange, encoder, events)
+    finally:
+        app.n_active -= 1
+        await events.aclose()
+        exchange.label = usage_label(encoder)
+
+
+def submit(runner: Any, prepared: list[Any]) -> Any:
+    """The events of all prompts, choices numbered prompt by prompt. Raises MiladError where one can't be queued."""
+    if len(prepared) == 1:
+        return runner.run(prepared[0])
+    runs = []
+    try:
+        for one in prepared:
+            runs.append(runner.run(one))
+    except MiladError:
+        for run in runs:
+            run.cancel()
+        raise
+    return _Merged(runs, [one.turn.n for one in prepared])
+
+
+class _Merged:
+    """Several runs as one; a failure of one ends all."""
+
+    def __init__(self, runs: list[Any], counts: list[int]) -> None:
+        self._queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=len(runs))
+        self._left = len(runs)
+        self._runs = runs
+        self._tasks = [asyncio.ensure_future(self._pump(run, sum(counts[:i]))) for i, run in enumerate(runs)]
+
+    async def _pump(self, run: AsyncIterator[list[tuple[int, Event]]], first: int) -> None:
+        try:
+            async for batch in run:
+                await self._queue.put([(first + choice, event) for choice, event in batch])
+            await self._queue.put(None)
+        except Exception as e:
+            await self._queue.put(e)
+
+    def __aiter__(self) -> "_Merged":
+        return self
+
+    async def __anext__(self) -> list[tuple[int, Event]]:
+        while self._left:
+            item = await self._queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is not None:
+                return item
+            self._left -= 1
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for run in self._runs:
+            await run.aclose()
+
+
+def usage_label(encoder: Encoder) -> str:
+    """For the access log: counts only."""
+    usages = [f.usage for f in encoder.folds]
+    return f"{usages[0].input_tokens}+{sum(u.output_tokens for u in usages)} tokens" if usages else ""
+
+
+def as_error(error: BaseException) -> MiladError:
+    """What a client is told of a failure after the first byte. The log has the rest."""
+    if isinstance(error, MiladError):
+        return error
+    return MiladError("internal", "the engine failed" if isinstance(error, EngineFault) else "an internal error; the log has more")
+
+
+SHUTTING_DOWN = "the server is shutting down"
+
+
+async def _plain(app: "App", exchange: Exchange, encoder: Encoder, events: Any) -> None:
+    try:
+        async for batch in events:
+            for choice, event in batch:
+                if isinstance(event, Failure):
+                    raise event.error
+                encoder.event(choice, event)
+    except asyncio.CancelledError:
+        if not exchange.draining:
+            raise
+        raise MiladError("unavailable", SHUTTING_DOWN, retry_after_s=5) from None
+    app.reply(exchange, encoder.body())
+
+
+class _Writer:
+    """A stream's way out, and its sign of life: a timer that speaks up when nothing was written for `keepalive_s`."""
+
+    def __init__(self, exchange: Exchange, encoder: Encoder, keepalive_s: float) -> None:
+        self._exchange = exchange
+        self._encoder = encoder
+        self._keepalive_s = keepalive_s
+        self._loop = asyncio.get_running_loop()
+        self._last = self._loop.time()
+        self._timer = self._loop.call_at(self._last + keepalive_s, self._tick)
+
+    def send(self, frames: list[Frame]) -> None:
+        if frames:
+            self._last = self._loop.time()
+            self._exchange.write(sse.encode(frames))
+
+    def _tick(self) -> None:
+        due = self._last + self._keepalive_s
+        if self._loop.time() >= due - 0.001:
+            if self._exchange.stalled:
+                self._last = self._loop.time()
+            else:
+                self.send(self._encoder.keepalive())
+            due = self._loop.time() + self._keepalive_s
+        self._timer = self._loop.call_at(due, self._tick)
+
+    def end(self, frames: list[Frame]) -> None:
+        self._timer.cancel()
+        self._exchange.end(sse.encode(frames))
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+
+async def _stream(app: "App", exchange: Exchange, encoder: Encoder, events: Any) -> None:
+    exchange.start(200, (*STREAM_FIELDS, *app.fields(exchange)))
+    writer = _Writer(exchange, encoder, app.settings.keepalive_s)
+    try:
+        async for batch in events:
+            frames: list[Frame] = []
+            for choice, event in batch:
+                if isinstance(event, Failure):
+                    writer.end(frames + encoder.failure(event.error))
+                    return
+                frames += encoder.event(choice, event)
+            writer.send(frames)
+            if exchange.stalled:
+                await exchange.drain()
+        writer.end(encoder.end())
+    except asyncio.CancelledError:
+        if not exchange.draining:
+            raise
+        writer.end(encoder.failure(MiladError("unavailable", SHUTTING_DOWN, retry_after_s=5)))
+    except Exception as error:
+        log.logger.error("%s: %s: %s", exchange.request_id, type(error).__name__, error, exc_info=error)
+        writer.end(encoder.failure(as_error(error)))
+    finally:
+        writer.close()
+
+
+async def chat(app: "App", exchange: Exchange) -> None:
+    await generate(app, exchange, app.protocols["chat"])
+
+
+async def completions(app: "App", exchange: Exchange) -> None:
+    await generate(app, exchange, app.protocols["completions"])
+
+
+async def messages(app: "App", exchange: Exchange) -> None:
+    await generate(app, exchange, app.protocols["messages"])
+
+
+async def responses(app: "App", exchange: Exchange) -> None:
+    await generate(app, exchange, app.protocols["responses"])
+
+
+# Counting
+
+
+async def _count(app: "App", exchange: Exchange, protocol: Protocol) -> int:
+    served = app.ready()
+
+    def count() -> int:
+        turn = protocol.parse(read_json(app, exchange))
+        check_model(app, served, turn.model)
+        return served.runner.count(turn)
+
+    return await off_loop(exchange, count)
+
+
+async def count_tokens(app: "App", exchange: Exchange) -> None:
+    app.reply(exchange, {"input_tokens": await _count(app, exchange, app.protocols["messages"])})
+
+
+async def input_tokens(app: "App", exchange: Exchange) -> None:
+    n = await _count(app, exchange, app.protocols["responses"])
+    app.reply(exchange, {"object": "response.input_tokens", "input_tokens": n})
+
