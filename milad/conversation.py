@@ -46,6 +46,7 @@ class ToolCall:
             return {}
         try:
             value = json.loads(self.arguments)
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # NaN and half surrogates can't be rendered
         except (ValueError, RecursionError):
             return None
         return value if isinstance(value, dict) else None

@@ -37,7 +37,7 @@ class Chat:
             read_openai_tool(tools, tool)
         choice = read_openai_choice(tools, top)
         messages = _messages(top, Reading(ignored, tools.names))
-        prefill = _is_prefill(messages)
+        prefill = is_prefill(messages)
         thinking, args = read_thinking(top)
         return Turn(
             api="chat", messages=messages, model=top.text("model", most=MAX_NAME), tools=tuple(tools.specs.values()),
@@ -141,7 +141,7 @@ def _call(call: Obj, reading: Reading) -> ToolCall:
                         arguments_text(function.raw("arguments"), function.at("arguments")))
 
 
-def _is_prefill(messages: Sequence[Message]) -> bool:
+def is_prefill(messages: Sequence[Message]) -> bool:
     """The assistant's own words at the end are continued; a call or thinking there is only history."""
     if not messages or messages[-1].role != "assistant":
         return False

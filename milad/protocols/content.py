@@ -28,6 +28,7 @@ class Reading:
         self.ignored = ignored
         self.calls: dict[str, str] = {}                          # call id -> tool name, for results that don't say
         self.names = {} if names is None else names                               # (namespace, the client's name) -> ToolSpec.name
+        self.references: set[str] = set()                        # tools that tool_reference parts made available
         self.unseen: list[MiladError] = []                       # of the message read last, outside tool results
         self._in_result = 0
 
@@ -248,7 +249,9 @@ def _search_result(part: Obj, reading: Reading) -> list[Part]:
 
 def _tool_reference(part: Obj, reading: Reading) -> list[Part]:
     """Claude Code's ToolSearch answers with these; the tool itself joins `tools`."""
-    return [Text(f"[tool available: {part.required_text('tool_name', MAX_NAME)}]\n")]
+    name = part.required_text("tool_name", MAX_NAME)
+    reading.references.add(name)
+    return [Text(f"[tool available: {name}]\n")]
 
 
 def _tool_use(part: Obj, reading: Reading) -> list[Part]:

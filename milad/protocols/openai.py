@@ -46,7 +46,8 @@ def retry_headers(error: MiladError) -> list[tuple[str, str]]:
 
 
 def error_reply(error: MiladError, request_id: str) -> tuple[int, dict[str, Any], list[tuple[str, str]]]:
-    return error.status, {"error": error_object(error)}, [*retry_headers(error), ("x-request-id", request_id)]
+    """The HTTP reply; the app puts the request id into every reply's headers."""
+    return error.status, {"error": error_object(error)}, retry_headers(error)
 
 
 def usage_object(usages: Iterable[Usage], prompts: Iterable[Usage]) -> dict[str, Any]:

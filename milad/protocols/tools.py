@@ -29,7 +29,7 @@ class Tools:
         self.declared = 0
         self._ignored = ignored
 
-    def add(self, path: str, name: str, description: str, parameters: Mapping[str, Any], *, custom: bool = False,
+    def add(self, name: str, description: str, parameters: Mapping[str, Any], *, custom: bool = False,
             grammar: tuple[str, str] | None = None, namespace: str | None = None, strict: bool = False) -> None:
         """Of two tools with one name and namespace the first stays."""
         if (namespace, name) in self.names:
@@ -79,7 +79,7 @@ class Tools:
 
 def read_function(tools: Tools, owner: Obj, key: str = "parameters", namespace: str | None = None) -> None:
     """{name, description, parameters, strict}: missing or empty parameters are a tool without arguments."""
-    tools.add(owner.path, owner.name(), owner.text("description"), parameters_of(owner, key), namespace=namespace,
+    tools.add(owner.name(), owner.text("description"), parameters_of(owner, key), namespace=namespace,
               strict=bool(owner.boolean("strict")))
 
 
@@ -99,7 +99,7 @@ def read_custom(tools: Tools, owner: Obj, namespace: str | None = None) -> None:
     if form is not None and form.text("type") == "grammar":
         inner = form.obj("grammar") or form
         grammar = (inner.choice("syntax", ("lark", "regex"), "lark"), inner.required_text("definition"))
-    tools.add(owner.path, owner.name(), owner.text("description"), CUSTOM_PARAMETERS, custom=True, grammar=grammar,
+    tools.add(owner.name(), owner.text("description"), CUSTOM_PARAMETERS, custom=True, grammar=grammar,
               namespace=namespace)
 
 

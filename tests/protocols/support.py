@@ -13,6 +13,7 @@ from milad.events import (BlockEnd, BlockStart, Delta, Event, Finish, Progress, 
 from milad.protocols.base import Ident
 from milad.protocols.chat import Chat
 from milad.protocols.completions import Completions
+from milad.protocols.messages import Messages
 
 DATA = Path(__file__).resolve().parent.parent / "data" / "cases"
 REASONS = ("stop", "stop_sequence", "length", "context", "tool_calls")
@@ -126,7 +127,12 @@ def openai_client(reply: Callable[[dict[str, Any]], Any]) -> Any:
     return openai.OpenAI(api_key="x", base_url="http://127.0.0.1:1/v1", http_client=transport(reply), max_retries=0)
 
 
-PROTOCOLS = {"chat": Chat(), "completions": Completions()}
+def anthropic_client(reply: Callable[[dict[str, Any]], Any]) -> Any:
+    import anthropic
+    return anthropic.Anthropic(api_key="x", base_url="http://127.0.0.1:1", http_client=transport(reply), max_retries=0)
+
+
+PROTOCOLS = {"chat": Chat(), "completions": Completions(), "messages": Messages()}
 
 
 def protocol_of(path: str) -> str | None:
