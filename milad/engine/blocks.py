@@ -166,7 +166,6 @@ class Blocks:
             if other is not None and other != block:
                 if self._data[other] != data:       # a collision of keys: leave the newcomer out
                     return block
-                self._forget(block)
                 self.hold(other)
                 self.release(block)
                 return other

@@ -51,12 +51,12 @@ class Engine:
 
     def __init__(self, model: Model, context: Context, *, post: Callable[..., Any], n_ctx: int, parallel: int = 4,
                  queue_limit: int = 64, step_rows: int | None = None, step_ms: float | None = None, cache: bool = True,
-                 speculate: Any = None, remember: Any = None, disk: Any = None,
+                 speculate: bool = False, disk_dir: str | None = None, disk_bytes: int = 0, kv_type: str = "f16",
                  clock: Callable[[], float] = time.monotonic) -> None:
         """n_ctx: tokens of one request, prompt and answer. parallel: sequences that run at once; queue_limit: that may wait
         beside them. step_rows: most rows of a step; step_ms: a step's target while somebody reads a stream (None: follows
-        the decode speed). cache False: no prefix is kept. remember: remember.Memory; disk: disk.Disk; speculate:
-        speculate.Speculator."""
+        the decode speed). cache False: no prefix is kept. speculate: verify n-gram drafts. disk_dir, disk_bytes: where and how
+        much of the cache outlives the process; kv_type: what the context was opened with."""
         self.n_ctx = n_ctx
         self.parallel = parallel
         self.queue_limit = queue_limit
@@ -67,9 +67,9 @@ class Engine:
         self._post = post
         self._clock = clock
         self._cache = cache
-        self._speculate = speculate
-        self._remember = remember
-        self._disk = disk
+        self._speculate = None
+        self.remember = None
+        self._disk = None
         self._step_s = step_ms / 1000 if step_ms else None
         self._max_rows = min(context.max_rows, step_rows or context.max_rows)
         if not 1 <= parallel <= self._max_rows:
@@ -288,8 +288,8 @@ class Engine:
                     self._scheduler.cancel(seq)
 
     def _ended(self, seq: Sequence) -> None:
-        if self._remember is not None and seq.n_output and seq.play is None:
-            self._remember.note(seq.tokens, seq.n_prompt)
+        if self.remember is not None and seq.n_output and seq.play is None:
+            self.remember.note(seq.tokens, seq.n_prompt)
         with self._wake:
             self._live.discard(seq)
             self._wake.notify_all()

@@ -72,6 +72,7 @@ class Scheduler:
         self._on_end = on_end
         self._pending: dict[bytes, Sequence] = {}   # keys of blocks that an active sequence is about to compute
         self._running: dict[str, int] = {}          # client -> active sequences
+        self._idle: list[Sequence] = []             # decoding, but paused by a slow reader
         self._touched: list[Sequence] = []
         self._n_added = 0
         self._deadline = float("inf")               # the earliest in the queue
@@ -138,13 +139,18 @@ class Scheduler:
             self._admit(now)
         rows: list[int] = []
         plan = Plan(Batch(array("i"), [], []), [], 0, 0)
+        decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
-        for seq in list(self.active):
-            if seq.state != ACTIVE or seq.due > now:
+        self._idle.clear()
+        for seq in self.active:
+            if seq.due > now:
                 continue
             if len(seq.tokens) - seq.n_computed > 1 or seq.scoring:
                 prefilling.append(seq)
-            elif not seq.paused and plan.n_decode < self.max_rows:
+            else:                       # paused is read once: another thread sets it at any time
+                (self._idle if seq.paused else decoding).append(seq)
+        for seq in decoding:            # preemption takes idle ones and the youngest: never one that is planned already
+            if seq.state == ACTIVE and plan.n_decode < self.max_rows:
                 self._plan_decode(plan, rows, seq)
         room = min(self.max_rows - plan.n_decode, self.pace.rows(plan.n_decode, self.max_rows - plan.n_decode))
         prefilling = [s for s in prefilling if s.state == ACTIVE]
@@ -161,8 +167,6 @@ class Scheduler:
             self._grow(seq)
             if seq.state != ACTIVE:                     # preempted itself
                 return
-            if any(p.sequence.state != ACTIVE for p in plan.parts):
-                self._drop_preempted(plan, rows)
         if seq.constraint is not None and not self._mask(seq):
             return
         batch = plan.batch
@@ -199,17 +203,6 @@ class Scheduler:
         except Exception as e:      # the grammar library's own errors: they end this sequence only
             self._fault(seq, EngineFault(f"the grammar of this request failed: {e}"))
             return False
-
-    def _drop_preempted(self, plan: Plan, rows: list[int]) -> None:
-        """A sequence planned before lost its blocks to one planned after: plan the rest anew."""
-        kept = [p.sequence for p in plan.parts if p.sequence.state == ACTIVE]
-        plan.parts.clear()
-        plan.batch.tables.clear()
-        plan.batch.samplers.clear()
-        rows.clear()
-        plan.n_decode = 0
-        for seq in kept:
-            self._plan_decode(plan, rows, seq)
 
     def _plan_prefill(self, plan: Plan, rows: list[int], prefilling: list[Sequence], room: int) -> None:
         shortest = min(prefilling, key=lambda s: s.n_left)
@@ -259,8 +252,11 @@ class Scheduler:
             seq = self.queue.next(self._ready, self._running)
             if seq is None:
                 break
-            if len(self.active) >= self.parallel and not self._preempt(paused=True):
-                break
+            if len(self.active) >= self.parallel:
+                self._idle = [s for s in self.active if s.paused and s.n_left == 1]
+                if not self._idle:
+                    break
+                self._preempt()
             if not self._start(seq, now):
                 break
         for i, seq in enumerate(self.queue):
@@ -269,7 +265,7 @@ class Scheduler:
                 self._emit(seq, Prefill(0, seq.n_prompt, 0, i + 1))
 
     def _ready(self, seq: Sequence) -> bool:
-        if seq.paused and seq.n_output:
+        if seq.paused and seq.admitted:
             return False
         if not self._pending or not seq.keys:
             return True
@@ -361,24 +357,20 @@ class Scheduler:
             if seq.state != ACTIVE:
                 return
 
-    def _preempt(self, paused: bool = False) -> bool:
-        """Sends the youngest active sequence back to the queue; a paused one before others, or only such a one."""
-        victims = [s for s in self.active if s.paused and s.n_left == 1 and s.n_output]
-        if not victims and not paused:
-            victims = self.active[1:] or self.active
-        if not victims:
-            return False
-        seq = victims[-1]
+    def _preempt(self) -> None:
+        """Sends the youngest active sequence back to the queue, an idle one before others."""
+        seq = (self._idle or self.active)[-1]
         self._leave(seq)
         seq.state = QUEUED
         seq.wait_key = None
         self.queue.add_preempted(seq)
         self.n_preempted += 1
-        return True
 
     def _leave(self, seq: Sequence, seal: bool = True) -> None:
         """Gives an active sequence's place and blocks back; what it computed stays cached."""
         self.active.remove(seq)
+        if seq in self._idle:
+            self._idle.remove(seq)
         client = seq.request.client
         self._running[client] -= 1
         if not self._running[client]:

@@ -406,6 +406,21 @@ def test_heads_of_prefixes_live_longest() -> None:
     assert b.done(again).n_cached == 4 * BLOCK      # the tail was evicted, the head is there
 
 
+def test_partial_blocks_with_one_beginning_stay_apart() -> None:
+    b = Bench(parallel=1)
+    common = prompt(1, 8)
+    for tail in (3, 4, 5):
+        b.add(common + [tail] * 10, 1)
+        b.run()
+    n_cached = b.scheduler.blocks.n_cached
+    assert n_cached == 3
+    for tail in (3, 4, 5):                          # each is found again, and repeats take no room of their own
+        again = b.add(common + [tail] * 10, 1)
+        b.run()
+        assert b.done(again).n_cached == 17
+    assert b.scheduler.blocks.n_cached == n_cached
+
+
 def test_arena_smaller_than_a_request_is_refused() -> None:
     with pytest.raises(ValueError):
         Bench(n_blocks=7, n_ctx=256)
