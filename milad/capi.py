@@ -24,7 +24,7 @@ from .errors import EngineFault, ModelError, UsageError
 
 OK, E_ARGUMENT, E_IO, E_FORMAT, E_UNSUPPORTED, E_MEMORY, E_INTERRUPTED, E_INTERNAL = range(0, -8, -1)
 TOKEN_CONTROL, TOKEN_USER_DEFINED, TOKEN_EOG = 4, 8, 64
-KV_TYPES = {"f16": 0, "q8_0": 1}
+KV_TYPES = {"f16": 0, "q8_0": 1, "f32": 2}
 PROBES = {"bandwidth": 0, "int8": 1, "bf16": 2, "f32": 3}
 
 _SEQUENCE = struct.Struct("@Pii")             # milad_sequence

@@ -110,7 +110,7 @@ typedef struct milad_context_params {
     int32_t n_blocks;     /* KV blocks of MILAD_KV_BLOCK tokens in the arena, >= 1 */
     int32_t n_threads;    /* 0: one per usable core within the cgroup's quota */
     int32_t max_rows;     /* most rows of one step, 1..4096 */
-    int32_t kv_type;      /* 0: F16, 1: Q8_0 */
+    int32_t kv_type;      /* 0: F16, 1: Q8_0, 2: F32 (to compare logits with exact implementations) */
     uint32_t flags;       /* 0 */
 } milad_context_params;
 
@@ -155,7 +155,7 @@ typedef struct milad_sampler {
     uint64_t seed;           /* the draw is a function of (seed, position), so it never depends on the batch */
     const int32_t *history;  /* the sequence's tokens up to and including the row, for the penalties */
     int32_t n_history;
-    int32_t n_prompt;        /* how many of them are the prompt */
+    int32_t n_prompt;         /* how many of them are the prompt; without history of no matter */
     const int32_t *bias_ids; /* logit bias: logits[bias_ids[i]] += bias[i] */
     const float *bias;
     int32_t n_bias;

@@ -17,13 +17,15 @@ struct kv {
     uint8_t *data;
 };
 
+static size_t value_bytes(const kv *c) { return c->type == KV_Q8_0 ? 1 : c->type == KV_F16 ? 2 : 4; }
+
 static uint8_t *head_at(const kv *c, int32_t layer, int32_t block, int32_t head) {
     return c->data + ((size_t)layer * (size_t)c->n_blocks + (size_t)block) * c->page_bytes + (size_t)head * c->head_bytes;
 }
 
 static void lay_out(kv *c) {
     const size_t values = (size_t)c->head_dim * T, scales = c->type == KV_Q8_0 ? (size_t)c->n_groups * T * 2 : 0;
-    const size_t width = c->type == KV_Q8_0 ? 1 : 2;
+    const size_t width = value_bytes(c);
     c->k_at = scales;
     c->v_scale_at = c->k_at + values * width;
     c->v_at = c->v_scale_at + scales;
@@ -32,7 +34,7 @@ static void lay_out(kv *c) {
 }
 
 int32_t kv_open(const hparams *hp, int32_t n_blocks, int32_t type, kv **out) {
-    if (type != KV_F16 && type != KV_Q8_0) return fail(MILAD_E_ARGUMENT, "kv_type %d is neither 0 (F16) nor 1 (Q8_0)", type);
+    if (type < KV_F16 || type > KV_F32) return fail(MILAD_E_ARGUMENT, "kv_type %d is not 0 (F16), 1 (Q8_0) or 2 (F32)", type);
     if (n_blocks < 1) return fail(MILAD_E_ARGUMENT, "n_blocks %d: at least 1", n_blocks);
     kv *c = calloc(1, sizeof *c);
     if (!c) return fail(MILAD_E_MEMORY, "out of memory");
@@ -74,7 +76,7 @@ static void copy_columns(uint8_t *dst, const uint8_t *src, int32_t n_rows, int32
 }
 
 static void copy_head(const kv *c, uint8_t *dst, const uint8_t *src, int32_t n_tokens) {
-    const size_t width = c->type == KV_Q8_0 ? 1 : 2, n = (size_t)n_tokens;
+    const size_t width = value_bytes(c), n = (size_t)n_tokens;
     copy_columns(dst + c->k_at, src + c->k_at, c->head_dim, n_tokens, width);
     memcpy(dst + c->v_at, src + c->v_at, n * (size_t)c->head_dim * width);
     if (c->type == KV_Q8_0) {
@@ -133,6 +135,12 @@ void kv_append(kv *c, const ops *o, int32_t layer, int32_t block, int32_t slot, 
             append_q8(c, o, page, slot, k, v);
             continue;
         }
+        if (c->type == KV_F32) {
+            float *keys = (float *)(void *)page + slot;
+            for (int32_t d = 0; d < c->head_dim; d++) keys[(size_t)d * T] = k[d];
+            memcpy((float *)(void *)(page + c->v_at) + (size_t)slot * (size_t)c->head_dim, v, (size_t)c->head_dim * 4);
+            continue;
+        }
         uint16_t *keys = (uint16_t *)(void *)page + slot, half[64];
         for (int32_t d = 0; d < c->head_dim; d += 64) {
             const int32_t n = c->head_dim - d < 64 ? c->head_dim - d : 64;
@@ -170,6 +178,11 @@ void kv_expand(const kv *c, const ops *o, int32_t layer, int32_t block, int32_t 
     const uint8_t *page = head_at(c, layer, block, head);
     if (c->type == KV_Q8_0) {
         expand_q8(c, o, page, k, v);
+        return;
+    }
+    if (c->type == KV_F32) {
+        memcpy(k, page, (size_t)c->head_dim * T * 4);
+        memcpy(v, page + c->v_at, (size_t)c->head_dim * T * 4);
         return;
     }
     o->f32_from_f16(k, (const uint16_t *)(const void *)page, c->head_dim * T);
