@@ -52,8 +52,9 @@ def load(options: Mapping[str, Value], *, post: Callable[[Callable[[], None]], N
     model = _open(os.fspath(path), value, scripted, progress)
     context = engine = None
     try:
-        family = families.choose(model.metadata("tokenizer.chat_template"), frozenset(model.specials),
-                                 model.metadata("general.architecture"), override=value["family"])
+        template = model.metadata("tokenizer.chat_template")
+        family = families.choose(template if isinstance(template, str) else None, frozenset(model.specials),
+                                 value["family"] or "")
         context, sizes = _context(model, value, scripted)
         for note in sizes.notes:
             log.logger.warning("%s", note)

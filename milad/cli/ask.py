@@ -135,6 +135,7 @@ def _local(options: Any, body: dict[str, Any]) -> int:
 
     from .. import loader, log
     from ..events import Delta, Failure, Finish, BlockStart
+    from ..progress import bar
     from ..protocols import chat
 
     log.setup(options["log_level"].value if options["log_level"].source != "default" else "warning")
@@ -142,9 +143,9 @@ def _local(options: Any, body: dict[str, Any]) -> int:
 
     async def generate() -> None:
         loop = asyncio.get_running_loop()
-        loaded = await asyncio.to_thread(loader.load, options, post=loop.call_soon_threadsafe, progress=_bar("loading"))
+        loaded = await asyncio.to_thread(loader.load, options, post=loop.call_soon_threadsafe, progress=bar("loading"))
         try:
-            prepared = loaded.runner.prepare(chat.PROTOCOL.parse(body), path="/v1/chat/completions")
+            prepared = loaded.runner.prepare(chat.Chat().parse(body), path="/v1/chat/completions")
             kinds: dict[int, str] = {}
             async for events in loaded.runner.run(prepared):
                 for _, event in events:
@@ -209,16 +210,3 @@ def _print(pieces: Iterator[tuple[str, str]]) -> int:
         print("milad: the connection ended before the answer did", file=sys.stderr)
         return 3
     return 0
-
-
-def _bar(what: str):
-    """A progress bar on a terminal's stderr, nothing elsewhere."""
-    if not sys.stderr.isatty():
-        return lambda share: None
-
-    def show(share: float) -> None:
-        width = 30
-        done = int(width * min(1.0, max(0.0, share)))
-        end = "\r\x1b[K" if share >= 1 else ""
-        print(f"\r{what} [{'#' * done}{'.' * (width - done)}] {share:4.0%}{end}", end="", file=sys.stderr, flush=True)
-    return show

@@ -41,7 +41,7 @@ const char *sample_check(const milad_sampler *s, int32_t n_vocab) {
         if (!(s->bias[i] < INFINITY))
             return "logit bias is not a number";
     }
-    if (s->n_history < 0 || s->n_prompt < 0 || s->n_prompt > s->n_history || (s->n_history && !s->history))
+    if (s->n_history < 0 || s->n_prompt < 0 || (s->n_history && (!s->history || s->n_prompt > s->n_history)))
         return "history without tokens, or shorter than the prompt";
     if (penalises_prompt(s) || penalises_answer(s))
         for (int32_t i = 0; i < s->n_history; i++)
