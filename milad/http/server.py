@@ -437,6 +437,8 @@ class Server:
 
 def bind_tcp(host: str, port: int) -> list[socket.socket]:
     """Bound TCP sockets for a host name or address (IPv4, IPv6, "" or "*" for all). UsageError where that can't be."""
+    if not 0 <= port <= 65535:
+        raise UsageError(f"cannot listen on port {port}: ports are 0 to 65535")
     try:
         found = socket.getaddrinfo(None if host in ("", "*") else host.strip("[]"), port, type=socket.SOCK_STREAM,
                                    flags=socket.AI_PASSIVE)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Callable, Iterable, NamedTuple, Union
+from typing import Callable, Iterable, Union
 
 TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"                       # RFC 9110, 5.6.2
 # request-line = method SP request-target SP HTTP-version; exactly one SP each (RFC 9112, 3). A target is visible ASCII
@@ -116,15 +116,18 @@ class Request:
         return ", ".join(values) if values else None
 
 
-class Data(NamedTuple):
+@dataclass(frozen=True)
+class Data:
     data: bytes
 
 
-class End(NamedTuple):
+@dataclass(frozen=True)
+class End:
     """The request is complete."""
 
 
-class Closed(NamedTuple):
+@dataclass(frozen=True)
+class Closed:
     """The client ended the connection between requests."""
 
 

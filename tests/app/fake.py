@@ -103,6 +103,7 @@ class Live:
     def __init__(self, app: Any, loop: asyncio.AbstractEventLoop, served: server.Server, port: int) -> None:
         self.app, self.loop, self.server, self.port = app, loop, served, port
         self.url = f"http://127.0.0.1:{port}"
+        self.sockets: list[socket.socket] = []
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         async def on_loop() -> Any:
@@ -112,6 +113,7 @@ class Live:
 
     def connect(self, data: bytes = b"", timeout: float = 10) -> socket.socket:
         sock = socket.create_connection(("127.0.0.1", self.port), timeout)
+        self.sockets.append(sock)
         if data:
             sock.sendall(data)
         return sock
@@ -130,9 +132,12 @@ def serving(app: Any, settings: server.Settings = server.Settings(), sockets: An
         return made
 
     made = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    live = Live(app, loop, made, (made.ports or [0])[0])
     try:
-        yield Live(app, loop, made, (made.ports or [0])[0])
+        yield live
     finally:
+        for sock in live.sockets:
+            sock.close()
         asyncio.run_coroutine_threadsafe(made.drain(0.0), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
