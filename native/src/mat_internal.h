@@ -3,7 +3,7 @@
  * Panels. 16 output rows lie together (lane = row). A row is a run of units: two blocks (64 values) for the types of 32
  * values a block, one block (256) for the K types, 64 values for F32, F16 and BF16. Inside a unit the file's bytes are kept
  * as they are, but transposed between the 16 rows: a field of 4 n bytes becomes n runs of 16 x 4 bytes, a field of 2 bytes
- * one run of 16 x 2. Fields stand in the order of mat_layout_of(); Q8_0's values are stored as unsigned (q + 128). Units are
+ * one run of 16 x 2. Fields stand in the order of mat_layout_of(), in which the kernels first touch them: several streams cost; Q8_0's values are stored as unsigned (q + 128). Units are
  * multiples of 64 bytes; rows beyond n_out and values beyond n_in are zero.
  *
  * Expanded panels. For many rows of activations a stretch of a panel is expanded once: per 32 values 8 vectors of 16 x 4
@@ -31,7 +31,7 @@
 enum {
     MAT_LANES = 16,       /* rows of a panel */
     MAT_TILE = 6,         /* tokens of a tile when there are many */
-    MAT_TILE_MAX = 12,    /* up to so many rows are one tile */
+    MAT_TILE_MAX = 12,    /* most tokens of a tile: up to so many rows are one tile, up to 16 are two */
     MAT_CHUNK = 1024,     /* values expanded at once; a multiple of every unit */
     MAT_CHUNK_F16 = 256,  /* the same where a value expands to 4 bytes */
     MAT_GROUP = 2         /* panels that share a pass over the activations */
@@ -51,7 +51,7 @@ typedef struct mat_layout_info {
     int32_t class;
     int32_t word;                    /* bytes of a transposed element where there are no fields: 2 or 4 */
     int32_t n_fields;
-    mat_field fields[10];
+    mat_field fields[12];
 } mat_layout_info;
 
 const mat_layout_info *mat_layout_of(int32_t type); /* NULL: unknown */
@@ -105,11 +105,11 @@ typedef struct mat_part {
 
 typedef struct mat_kernels {
     const char *name;
-    int32_t direct_max; /* up to so many rows, direct() is used */
+    int32_t direct_max; /* up to so many rows of a tile, direct() is asked */
     /* n_units of one packed panel into w (512 bytes per 32 values; F16: 64 bytes per value) and scales. */
     void (*expand)(int32_t type, const uint8_t *panel, int64_t n_units, uint8_t *w, float *scales);
     void (*tile)(int32_t class, const mat_part *part, const mat_tile *x);
-    /* One whole packed panel times a tile of nt <= direct_max tokens; false: this type has no such kernel. */
+    /* One whole packed panel times a whole tile (n_valid = nt); false: no such kernel for this type and width. */
     bool (*direct)(int32_t type, const uint8_t *panel, int64_t n_units, const mat_tile *x, float *c, int64_t ld);
     /* Row r of x[n_in] into token slot t of the tile at block 0 (see mat_act). */
     void (*quantise)(const float *x, int64_t n_in, int64_t n_blocks, int32_t nt, int32_t t, uint8_t *q8, uint8_t *halves);

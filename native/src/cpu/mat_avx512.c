@@ -15,8 +15,8 @@ INLINE void direct_units(const int type, const int nt, const uint8_t *p, int64_t
     const int shift = bias == 0 || bias == 128 ? 0 : bias == 32 ? 2 : bias == 16 ? 3 : bias == 8 ? 4 : 5;
     const bool halves = class == MAT_S16 || class == MAT_SM16;
     const uint8_t *q = x->x, *h = x->halves;
-    vf acc[4];
-#pragma GCC unroll 4
+    vf acc[12];
+#pragma GCC unroll 12
     for (int t = 0; t < nt; t++)
         acc[t] = _mm512_setzero_ps();
     for (int64_t u = 0; u < n_units; u++, p += unit_of(type)) {
@@ -33,7 +33,7 @@ INLINE void direct_units(const int type, const int nt, const uint8_t *p, int64_t
                 h += nt * 16;
         }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 12
     for (int t = 0; t < nt; t++)
         _mm512_storeu_ps(c + t * ld, acc[t]);
 }
@@ -56,53 +56,59 @@ INLINE void direct_f16(const int nt, const uint8_t *p, int64_t n_units, const ma
         _mm512_storeu_ps(c + t * ld, acc[t]);
 }
 
-#define DIRECT(type) \
-    static void direct_##type(const uint8_t *p, int64_t n, const mat_tile *x, float *c, int64_t ld) \
+#define DIRECT_CASE(type, n) case n: direct_units(MAT_##type, n, p, n_units, x, c, ld); break;
+#define DIRECT_FEW(type) DIRECT_CASE(type, 1) DIRECT_CASE(type, 2) DIRECT_CASE(type, 3) DIRECT_CASE(type, 4)
+#define DIRECT_MORE(type) \
+    DIRECT_CASE(type, 5) DIRECT_CASE(type, 6) DIRECT_CASE(type, 7) DIRECT_CASE(type, 8) DIRECT_CASE(type, 9) DIRECT_CASE(type, 10) \
+    DIRECT_CASE(type, 11) DIRECT_CASE(type, 12)
+#define DIRECT(type, cases) \
+    static bool direct_##type(const uint8_t *p, int64_t n_units, const mat_tile *x, float *c, int64_t ld) \
     { \
         switch (x->nt) { \
-        case 1: direct_units(MAT_##type, 1, p, n, x, c, ld); break; \
-        case 2: direct_units(MAT_##type, 2, p, n, x, c, ld); break; \
-        case 3: direct_units(MAT_##type, 3, p, n, x, c, ld); break; \
-        default: direct_units(MAT_##type, 4, p, n, x, c, ld); break; \
+            cases \
+        default: return false; \
         } \
+        return true; \
     }
-DIRECT(Q4_0)
-DIRECT(Q4_1)
-DIRECT(Q5_0)
-DIRECT(Q5_1)
-DIRECT(Q8_0)
-DIRECT(IQ4_NL)
-DIRECT(Q2_K)
-DIRECT(Q3_K)
-DIRECT(Q4_K)
-DIRECT(Q5_K)
-DIRECT(Q6_K)
+DIRECT(Q4_0, DIRECT_FEW(Q4_0) DIRECT_MORE(Q4_0))
+DIRECT(Q4_1, DIRECT_FEW(Q4_1) DIRECT_MORE(Q4_1))
+DIRECT(Q5_0, DIRECT_FEW(Q5_0) DIRECT_MORE(Q5_0))
+DIRECT(Q5_1, DIRECT_FEW(Q5_1) DIRECT_MORE(Q5_1))
+DIRECT(Q8_0, DIRECT_FEW(Q8_0) DIRECT_MORE(Q8_0))
+DIRECT(IQ4_NL, DIRECT_FEW(IQ4_NL) DIRECT_MORE(IQ4_NL))
+DIRECT(Q2_K, DIRECT_FEW(Q2_K))
+DIRECT(Q3_K, DIRECT_FEW(Q3_K))
+DIRECT(Q4_K, DIRECT_FEW(Q4_K))
+DIRECT(Q5_K, DIRECT_FEW(Q5_K))
+DIRECT(Q6_K, DIRECT_FEW(Q6_K))
 
-static void direct_F16(const uint8_t *p, int64_t n, const mat_tile *x, float *c, int64_t ld)
+static bool direct_F16(const uint8_t *p, int64_t n, const mat_tile *x, float *c, int64_t ld)
 {
     switch (x->nt) {
     case 1: direct_f16(1, p, n, x, c, ld); break;
     case 2: direct_f16(2, p, n, x, c, ld); break;
     case 3: direct_f16(3, p, n, x, c, ld); break;
-    default: direct_f16(4, p, n, x, c, ld); break;
+    case 4: direct_f16(4, p, n, x, c, ld); break;
+    default: return false;
     }
+    return true;
 }
 
 static bool direct(int32_t type, const uint8_t *p, int64_t n, const mat_tile *x, float *c, int64_t ld)
 {
     switch (type) {
-    case MAT_Q4_0: direct_Q4_0(p, n, x, c, ld); return true;
-    case MAT_Q4_1: direct_Q4_1(p, n, x, c, ld); return true;
-    case MAT_Q5_0: direct_Q5_0(p, n, x, c, ld); return true;
-    case MAT_Q5_1: direct_Q5_1(p, n, x, c, ld); return true;
-    case MAT_Q8_0: direct_Q8_0(p, n, x, c, ld); return true;
-    case MAT_IQ4_NL: direct_IQ4_NL(p, n, x, c, ld); return true;
-    case MAT_Q2_K: direct_Q2_K(p, n, x, c, ld); return true;
-    case MAT_Q3_K: direct_Q3_K(p, n, x, c, ld); return true;
-    case MAT_Q4_K: direct_Q4_K(p, n, x, c, ld); return true;
-    case MAT_Q5_K: direct_Q5_K(p, n, x, c, ld); return true;
-    case MAT_Q6_K: direct_Q6_K(p, n, x, c, ld); return true;
-    case MAT_F16: direct_F16(p, n, x, c, ld); return true;
+    case MAT_Q4_0: return direct_Q4_0(p, n, x, c, ld);
+    case MAT_Q4_1: return direct_Q4_1(p, n, x, c, ld);
+    case MAT_Q5_0: return direct_Q5_0(p, n, x, c, ld);
+    case MAT_Q5_1: return direct_Q5_1(p, n, x, c, ld);
+    case MAT_Q8_0: return direct_Q8_0(p, n, x, c, ld);
+    case MAT_IQ4_NL: return direct_IQ4_NL(p, n, x, c, ld);
+    case MAT_Q2_K: return direct_Q2_K(p, n, x, c, ld);
+    case MAT_Q3_K: return direct_Q3_K(p, n, x, c, ld);
+    case MAT_Q4_K: return direct_Q4_K(p, n, x, c, ld);
+    case MAT_Q5_K: return direct_Q5_K(p, n, x, c, ld);
+    case MAT_Q6_K: return direct_Q6_K(p, n, x, c, ld);
+    case MAT_F16: return direct_F16(p, n, x, c, ld);
     default: return false;
     }
 }
@@ -201,4 +207,4 @@ static void quantise(const float *x, int64_t n_in, int64_t n_blocks, int32_t nt,
     }
 }
 
-const mat_kernels mat_kernels_avx512 = {"avx512-vnni", 4, expand, tile_avx512, direct, quantise};
+const mat_kernels mat_kernels_avx512 = {"avx512-vnni", 12, expand, tile_avx512, direct, quantise};
