@@ -13,12 +13,18 @@ from ..errors import UsageError
 from .base import Family
 from .chatml import ChatML
 from .llama3 import Llama3
+from .mistral import Mistral
 from .plain import PlainText
+from .qwen3 import Qwen3
+from .qwen3coder import Qwen3Coder
 
 # name -> the family as a template (or "") wants it
 FAMILIES: Mapping[str, Callable[[str], Family]] = {
     "chatml": ChatML.of,
+    "qwen3": Qwen3.of,
+    "qwen3-coder": lambda template: Qwen3Coder(),
     "llama3": Llama3.of,
+    "mistral": Mistral.of,
     "plain": lambda template: PlainText(),
 }
 NAMES = tuple(FAMILIES)
@@ -48,14 +54,19 @@ def choose(template: str | None, specials: AbstractSet[str], name: str = "") -> 
 
 def by_markers(template: str) -> str:
     if "<|im_start|>" in template:
-        return "chatml"
+        thinks, xml = "<think>" in template, "<function=" in template
+        if xml:
+            return "" if thinks else "qwen3-coder"      # both: Qwen3.5, Nemotron 3 and others with a layout of their own
+        return "qwen3" if thinks and "<tool_call>" in template else "chatml"
     if "<|start_header_id|>" in template:
         return "llama3"
+    if "[INST]" in template and ("[TOOL_CALLS]" in template or "[SYSTEM_PROMPT]" in template):
+        return "mistral"
     return ""
 
 
 def by_vocabulary(specials: AbstractSet[str]) -> str:
-    for token, family in (("<|im_start|>", "chatml"), ("<|start_header_id|>", "llama3")):
+    for token, family in (("<|im_start|>", "chatml"), ("<|start_header_id|>", "llama3"), ("[TOOL_CALLS]", "mistral")):
         if token in specials:
             return family
     return ""

@@ -123,12 +123,13 @@ class PyCall:
 def as_json(text: str) -> str:
     """A Python (or JSON) literal as JSON; a bare word or anything else as a string of its spelling."""
     try:
-        return sound_json(_literal(text))
+        return sound_json(literal(text))
     except (ValueError, TypeError, RecursionError):
         return sound_json(text)
 
 
-def _literal(text: str) -> Any:
+def literal(text: str) -> Any:
+    """A JSON or Python literal's value; the text itself where it is neither."""
     try:
         return json.loads(text, strict=False)
     except (ValueError, RecursionError):

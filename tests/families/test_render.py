@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Callable
@@ -11,8 +12,9 @@ import pytest
 import talks
 import vendor
 from milad import families
-from milad.conversation import Turn
+from milad.conversation import Thinking, Turn
 from milad.families.base import Plain, Special
+from milad.families.mistral import Mistral
 
 CHATML = frozenset(("<|im_start|>", "<|im_end|>", "<|endoftext|>"))
 QWEN = CHATML | {"<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"}
@@ -79,6 +81,82 @@ def test_llama3_where_the_vendor_raises() -> None:
     assert '{"name": "get_weather", "parameters": {"city": "Zürich", "days": 2}}; {"name": "edit", "parameters": {' in text
     text = vendor.text(family.render(talks.ROWS["same roles"], LLAMA))
     assert "<|end_header_id|>\n\nenv\nwords<|eot_id|>" in text and "\n\na\nb<|eot_id|>" in text
+
+
+QWEN3_TALKS = {**talks.TALKS, **talks.PARALLEL, **talks.SPOKEN, **talks.THOUGHT, **talks.MIDDLE, **talks.ROWS}
+
+
+@pytest.mark.parametrize("thinking", [None, True, False])
+@pytest.mark.parametrize("name", QWEN3_TALKS)
+def test_qwen3(template: Callable[[str], str], name: str, thinking: bool | None) -> None:
+    same(template("Qwen-Qwen3-0.6B"), replace(QWEN3_TALKS[name], thinking=thinking), QWEN)
+
+
+@pytest.mark.parametrize("name", [n for n, t in QWEN3_TALKS.items() if n not in talks.THOUGHT])
+def test_qwen3_prefill_is_the_template_without_its_end(template: Callable[[str], str], name: str) -> None:
+    turn = replace(QWEN3_TALKS[name], messages=QWEN3_TALKS[name].messages + (talks.said("So"),), prefill=True)
+    text = template("Qwen-Qwen3-0.6B")
+    ours = vendor.text(families.choose(text, QWEN).render(turn, QWEN))
+    assert ours + "<|im_end|>\n" == vendor.render(text, turn)
+
+
+def test_qwen3_prefilled_thinking_stays_open() -> None:
+    turn = Turn("chat", (talks.user("a"), talks.said(Thinking("\nhm, "))), prefill=True)
+    family = families.choose("", QWEN, "qwen3")
+    assert vendor.text(family.render(turn, QWEN)).endswith("assistant\n<think>\nhm, ")
+
+
+@pytest.mark.parametrize("name", [n for n in QWEN3_TALKS if n not in talks.THOUGHT])
+def test_qwen3_coder(template: Callable[[str], str], name: str) -> None:
+    same(template("Qwen3-Coder"), QWEN3_TALKS[name], QWEN)
+
+
+NEMO = frozenset(("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
+                  "[/TOOL_RESULTS]"))
+SMALL = NEMO | {"[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[ARGS]", "[CALL_ID]", "[TOOL_CONTENT]"}
+ALTERNATING = {**talks.TALKS, **talks.PARALLEL, **talks.SPOKEN}
+
+
+@pytest.mark.parametrize("name", ALTERNATING)
+def test_mistral_nemo(template: Callable[[str], str], name: str) -> None:
+    """Where the last message is no user's, the vendor's template forgets the system text; ours is compared without it."""
+    turn = ALTERNATING[name]
+    if turn.messages[-1].role != "user" and turn.messages[0].role == "system":
+        turn = replace(turn, messages=turn.messages[1:])
+    same(template("mistralai-Mistral-Nemo-Instruct-2407"), turn, NEMO, bos="<s>", eos="</s>")
+
+
+def test_mistral_nemo_keeps_the_system_text_in_a_tool_loop(template: Callable[[str], str]) -> None:
+    family = families.choose(template("mistralai-Mistral-Nemo-Instruct-2407"), NEMO)
+    turn = Turn("chat", (talks.system("S"), *talks.TALKS["call"].messages), tools=(talks.WEATHER,))
+    first = vendor.text(family.render(replace(turn, messages=turn.messages[:2]), NEMO))
+    assert "[INST]S\n\nw[/INST]" in first and vendor.text(family.render(turn, NEMO)).startswith(first)
+
+
+def test_mistral_nemo_where_the_vendor_raises() -> None:
+    family = Mistral(v3=True)
+    text = vendor.text(family.render(talks.MIDDLE["system later"], NEMO))
+    assert text.endswith("[INST]S\n\n<system-reminder>\nnow French\n</system-reminder>\nc[/INST]")
+    text = vendor.text(family.render(talks.MIDDLE["system last"], NEMO))
+    assert text == "<s>[INST]a\n<system-reminder>\nnow French\n</system-reminder>[/INST]"
+    assert vendor.text(family.render(talks.ROWS["same roles"], NEMO)) == "<s>[INST]env\nwords[/INST]a\nb</s>[INST]c[/INST]"
+    odd = Turn("chat", (talks.user("w"), talks.said(talks.call("get_time", "{}", "toolu_01ABCDEFGHIJ"))), tools=(talks.TIME,))
+    assert re.search(r', "id": "[0-9A-Za-z]{9}"}]</s>$', vendor.text(family.render(odd, NEMO)))
+
+
+@pytest.mark.parametrize("name", ALTERNATING)
+def test_mistral_small(template: Callable[[str], str], name: str) -> None:
+    same(template("Mistral-Small-3.2-24B-Instruct-2506"), ALTERNATING[name], SMALL, bos="<s>", eos="</s>", iso_date="2025-06-20")
+
+
+@pytest.mark.parametrize("name", [*ALTERNATING, *talks.MIDDLE])
+def test_devstral(template: Callable[[str], str], name: str) -> None:
+    same(template("unsloth-mistral-Devstral-Small-2507"), {**ALTERNATING, **talks.MIDDLE}[name], SMALL, bos="<s>", eos="</s>")
+
+
+@pytest.mark.parametrize("name", [n for n in ALTERNATING if n != "empty content"])
+def test_ministral(template: Callable[[str], str], name: str) -> None:
+    same(template("mistralai-Ministral-3-14B-Reasoning-2512"), ALTERNATING[name], SMALL, bos="<s>", eos="</s>")
 
 
 EVERY = {**talks.TALKS, **talks.PARALLEL, **talks.SPOKEN, **talks.THOUGHT, **talks.MIDDLE, **talks.ROWS}

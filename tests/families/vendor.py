@@ -26,6 +26,9 @@ SHA256 = {
     "meta-llama-Llama-3.2-3B-Instruct": "5816fce10444e03c2e9ee1ef8a4a1ea61ae7e69e438613f3b17b69d0426223a4",
     "meta-llama-Llama-3.3-70B-Instruct": "e10ca381b1ccc5cf9db52e371f3b6651576caee0a630b452e2816b2d404d4b65",
     "mistralai-Mistral-Nemo-Instruct-2407": "e4676cb56dffea7782fd3e2b577cfaf1e123537e6ef49b3ec7caa6c095c62272",
+    "unsloth-mistral-Devstral-Small-2507": "039a4710e2aabaa79e85a233fa3daa4fbc030a4a8dc218cb7f34fb0c4b8c13b1",
+    "mistralai-Ministral-3-14B-Reasoning-2512": "39f03c383413f531fd302c06c7e982ad98c83f0657a8339ae25478ccb81fdcda",
+    "Qwen-QwQ-32B": "5ed15374ce53e19a7798710736a2c9fe41c79f7385e8421a2080d6575a80ef1b",
     "Mistral-Small-3.2-24B-Instruct-2506": "5b8f31f11198696548d544dbe424a3c1ef244d00a475f4e1bffb351fda085608",
 }
 
