@@ -21,8 +21,10 @@ from ..errors import ContextOverflow, EngineFault, MiladError
 from .base import Context, Fault, Interrupted, Item, Model, Request
 from .blocks import Blocks
 from .pace import Pace
+from .remember import Memory
 from .scheduler import Plan, Scheduler
 from .sequence import ENDED, Sequence
+from .speculate import Speculator
 
 MIN_SLEEP_S = 0.0005    # below this the clock's own grain makes waiting pointless
 
@@ -67,8 +69,8 @@ class Engine:
         self._post = post
         self._clock = clock
         self._cache = cache
-        self._speculate = None
-        self.remember = None
+        self._speculate = speculate
+        self.remember = Memory(model.token_bytes, model.is_control, frozenset(model.eog))
         self._disk = None
         self._step_s = step_ms / 1000 if step_ms else None
         self._max_rows = min(context.max_rows, step_rows or context.max_rows)
@@ -90,10 +92,11 @@ class Engine:
         self._thread.start()
 
     def _new_scheduler(self) -> Scheduler:
+        pace = Pace(self._step_s)
         scheduler = Scheduler(
             Blocks(self._context.n_blocks, cache=self._cache), n_ctx=self.n_ctx, parallel=self.parallel,
             max_rows=self._max_rows, token_bytes=self._model.token_bytes, copy=self._context.kv_copy,
-            pace=Pace(self._step_s), speculate=self._speculate, on_end=self._ended)
+            pace=pace, speculate=Speculator(pace) if self._speculate else None, on_end=self._ended)
         if self._disk is not None:
             self._disk.attach(scheduler, self._context)
         return scheduler
@@ -272,7 +275,7 @@ class Engine:
         self._n_steps += 1
         self._step_total_s += now - start
         self._rows_last = plan.n_decode, plan.n_prefill
-        self._scheduler.pace.note(plan.n_decode, plan.n_prefill, now - start)
+        self._scheduler.pace.note(plan.n_decode, plan.n_drafts, plan.n_prefill, now - start)
         self._scheduler.commit(plan, outputs, now)
 
     def _deliver(self) -> None:
@@ -288,7 +291,7 @@ class Engine:
                     self._scheduler.cancel(seq)
 
     def _ended(self, seq: Sequence) -> None:
-        if self.remember is not None and seq.n_output and seq.play is None:
+        if seq.n_output and seq.request.cacheable:
             self.remember.note(seq.tokens, seq.n_prompt)
         with self._wake:
             self._live.discard(seq)

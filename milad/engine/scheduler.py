@@ -45,6 +45,7 @@ class Plan:
     batch: Batch
     parts: list[Part]
     n_decode: int                       # rows of running streams
+    n_drafts: int                       # rows of guessed tokens beside them
     n_prefill: int                      # prompt rows
 
 
@@ -138,7 +139,7 @@ class Scheduler:
         if self.queue:
             self._admit(now)
         rows: list[int] = []
-        plan = Plan(Batch(array("i"), [], []), [], 0, 0)
+        plan = Plan(Batch(array("i"), [], []), [], 0, 0, 0)
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         self._idle.clear()
@@ -150,9 +151,9 @@ class Scheduler:
             else:                       # paused is read once: another thread sets it at any time
                 (self._idle if seq.paused else decoding).append(seq)
         for seq in decoding:            # preemption takes idle ones and the youngest: never one that is planned already
-            if seq.state == ACTIVE and plan.n_decode < self.max_rows:
-                self._plan_decode(plan, rows, seq)
-        room = min(self.max_rows - plan.n_decode, self.pace.rows(plan.n_decode, self.max_rows - plan.n_decode))
+            if seq.state == ACTIVE and plan.n_decode + plan.n_drafts < self.max_rows:
+                self._plan_decode(plan, rows, seq, len(decoding))
+        room = self.pace.rows(plan.n_decode, self.max_rows - plan.n_decode - plan.n_drafts)
         prefilling = [s for s in prefilling if s.state == ACTIVE]
         if prefilling and room > 0:
             self._plan_prefill(plan, rows, prefilling, room)
@@ -161,7 +162,7 @@ class Scheduler:
         plan.batch.rows = array("i", rows)
         return plan
 
-    def _plan_decode(self, plan: Plan, rows: list[int], seq: Sequence) -> None:
+    def _plan_decode(self, plan: Plan, rows: list[int], seq: Sequence, n_decoding: int) -> None:
         at = seq.n_computed
         if at // BLOCK >= len(seq.table):
             self._grow(seq)
@@ -169,31 +170,30 @@ class Scheduler:
                 return
         if seq.constraint is not None and not self._mask(seq):
             return
+        drafts: Any = ()
+        if self._speculate is not None and seq.speculates:
+            drafts = self._drafts(plan, seq, n_decoding)
         batch = plan.batch
         index, first = len(batch.tables), len(batch.samplers)
         batch.tables.append(seq.table)
         batch.samplers.append(seq.sampler)
         rows += (seq.tokens[at], at, index, first)
+        for i, token in enumerate(drafts, 1):
+            batch.samplers.append(seq.sampler)
+            rows += (token, at + i, index, first + i)
         plan.n_decode += 1
-        drafts: Any = ()
-        if self._speculate is not None and seq.speculates:
-            drafts = self._drafts(plan, seq)
-            for i, token in enumerate(drafts, 1):
-                batch.samplers.append(seq.sampler)
-                rows += (token, at + i, index, first + i)
-            plan.n_decode += len(drafts)
+        plan.n_drafts += len(drafts)
         plan.parts.append(Part(seq, 1 + len(drafts), first, 1 + len(drafts), drafts))
 
-    def _drafts(self, plan: Plan, seq: Sequence) -> Any:
-        """Guessed tokens to verify in this step: as many as the sequence may still generate and free blocks hold."""
+    def _drafts(self, plan: Plan, seq: Sequence, n_decoding: int) -> Any:
+        """Guessed tokens to verify in this step: as many as the sequence may still generate and blocks hold."""
         most = min(seq.max_tokens - seq.n_output - 1, self.n_ctx - len(seq.tokens) - 1,
-                   self.max_rows - plan.n_decode - (len(self.active) - len(plan.parts)))
-        drafts = self._speculate.draft(seq, most, len(self.active)) if most > 0 else ()
+                   self.max_rows - plan.n_drafts - n_decoding)
+        drafts = self._speculate.draft(seq, most, n_decoding) if most > 0 else ()
         while drafts and (seq.n_computed + len(drafts)) // BLOCK >= len(seq.table):
-            block = self.blocks.allocate() if self.blocks.n_available > len(self.active) else None
-            if block is None:
+            if self.blocks.n_available <= len(self.active):
                 return drafts[:len(seq.table) * BLOCK - 1 - seq.n_computed]
-            seq.table.append(block)
+            seq.table.append(self.blocks.allocate())
         return drafts
 
     def _mask(self, seq: Sequence) -> bool:
@@ -462,18 +462,15 @@ class Scheduler:
         for i in range(part.n_outputs):
             output = outputs[part.first + i]
             seq.n_computed += 1
-            going_on = self._token(seq, output, now, seal=False)
-            if not going_on:
-                break
-            if i < len(part.drafts) and output.token == part.drafts[i]:
-                n_accepted += 1
-            else:
+            if seq.n_computed % BLOCK == 0:
+                self._computed(seq)
+            kept = i < len(part.drafts) and output.token == part.drafts[i]
+            n_accepted += kept
+            if not self._token(seq, output, now) or not kept:
                 break
         self.n_drafted += len(part.drafts)
         self.n_accepted += n_accepted
         self._speculate.note(seq, len(part.drafts), n_accepted)
-        if seq.state == ACTIVE:
-            self._computed(seq)
 
     def _computed(self, seq: Sequence) -> None:
         """Makes newly full blocks known to the cache; at the end of the prompt also its last, partial one."""

@@ -19,6 +19,7 @@ from milad.engine.blocks import Blocks, chain_keys, common_tokens               
 from milad.engine.pace import Pace                                                              # noqa: E402
 from milad.engine.scheduler import Scheduler                                                    # noqa: E402
 from milad.engine.sequence import ENDED, Sequence                                               # noqa: E402
+from milad.engine.speculate import Speculator                                                   # noqa: E402
 from milad.errors import EngineFault                                                            # noqa: E402
 
 
@@ -26,12 +27,13 @@ class Bench:
     """A scheduler over the fake core, driven step by step without a thread."""
 
     def __init__(self, *, n_blocks: int = 64, n_ctx: int = 512, parallel: int = 4, max_rows: int = 64, cache: bool = True,
-                 speculate: Any = None, pace: Pace | None = None) -> None:
+                 speculate: bool = False, pace: Pace | None = None) -> None:
+        pace = pace or Pace()
         self.context = FakeContext(n_blocks, max_rows)
         self.n_ctx = n_ctx
         self.scheduler = Scheduler(Blocks(n_blocks, cache=cache), n_ctx=n_ctx, parallel=parallel, max_rows=max_rows,
-                                   token_bytes=FakeModel().token_bytes, copy=self.context.kv_copy, speculate=speculate,
-                                   pace=pace)
+                                   token_bytes=FakeModel().token_bytes, copy=self.context.kv_copy, pace=pace,
+                                   speculate=Speculator(pace) if speculate else None)
         self.items: dict[Sequence, list[Any]] = {}
         self.plans: list[Any] = []
         self.now = 0.0
@@ -51,7 +53,7 @@ class Bench:
         plan = self.scheduler.plan(self.now)
         self.plans.append(plan)
         if plan is not None:
-            assert plan.n_decode + plan.n_prefill == len(plan.batch.rows) // 4
+            assert plan.n_decode + plan.n_drafts + plan.n_prefill == len(plan.batch.rows) // 4
             try:
                 self.scheduler.commit(plan, self.context.step(plan.batch), self.now)
             except Interrupted:
@@ -404,6 +406,28 @@ def test_heads_of_prefixes_live_longest() -> None:
     again = b.add(prompt(1, 150), 1)
     b.run()
     assert b.done(again).n_cached == 4 * BLOCK      # the tail was evicted, the head is there
+
+
+def test_drafts_change_nothing_but_the_number_of_steps() -> None:
+    n_steps = {}
+    for speculate in (False, True):
+        b = Bench(n_blocks=64, n_ctx=512, parallel=2, speculate=speculate)
+        seqs = [b.add(prompt(i, 30), 200, seed=i, stop_ids=frozenset()) for i in range(6)]
+        b.run()
+        for seq in seqs:
+            b.assert_right(seq)
+        n_steps[speculate] = b.context.n_steps
+    assert b.scheduler.n_accepted > 0.3 * b.scheduler.n_drafted > 100
+    assert n_steps[True] < 0.8 * n_steps[False]
+
+
+def test_drafts_end_with_the_turn_and_the_limits() -> None:
+    for n_ctx, most in ((64, 100), (512, 7), (512, 100)):
+        b = Bench(n_ctx=n_ctx, speculate=True)
+        for seed in range(12):
+            seq = b.add([5, 6, 7, 8, 9] * 6, most, seed=seed)
+            b.run()
+            b.assert_right(seq)
 
 
 def test_partial_blocks_with_one_beginning_stay_apart() -> None:

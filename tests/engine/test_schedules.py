@@ -24,7 +24,7 @@ def schedule(seed: int) -> None:
     r = random.Random(seed)
     n_ctx = r.choice((64, 160, 320))
     b = Bench(n_blocks=-(-n_ctx // BLOCK) + r.choice((0, 1, 3, 10, 40)), n_ctx=n_ctx, parallel=r.choice((1, 2, 4, 8)),
-              max_rows=r.choice((8, 24, 64)), cache=r.random() < 0.9, pace=Pace() if r.random() < 0.7 else Pace(0.001))
+              max_rows=r.choice((8, 24, 64)), cache=r.random() < 0.9, speculate=r.random() < 0.5, pace=Pace() if r.random() < 0.7 else Pace(0.001))
     b.context.random = random.Random(seed)
     b.context.fault_rate = r.choice((0.0, 0.0, 0.01))
     b.context.interrupt_rate = r.choice((0.0, 0.0, 0.05))
