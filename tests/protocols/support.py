@@ -14,6 +14,7 @@ from milad.protocols.base import Ident
 from milad.protocols.chat import Chat
 from milad.protocols.completions import Completions
 from milad.protocols.messages import Messages
+from milad.protocols.responses import Responses
 
 DATA = Path(__file__).resolve().parent.parent / "data" / "cases"
 REASONS = ("stop", "stop_sequence", "length", "context", "tool_calls")
@@ -132,7 +133,7 @@ def anthropic_client(reply: Callable[[dict[str, Any]], Any]) -> Any:
     return anthropic.Anthropic(api_key="x", base_url="http://127.0.0.1:1", http_client=transport(reply), max_retries=0)
 
 
-PROTOCOLS = {"chat": Chat(), "completions": Completions(), "messages": Messages()}
+PROTOCOLS = {"chat": Chat(), "completions": Completions(), "messages": Messages(), "responses": Responses()}
 
 
 def protocol_of(path: str) -> str | None:
