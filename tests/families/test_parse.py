@@ -11,8 +11,9 @@ import pytest
 
 import talks
 from milad import families
-from milad.conversation import ToolSpec, Turn
+from milad.conversation import Thinking, ToolSpec, Turn
 from milad.events import BlockEnd, BlockStart, Delta, Event
+from milad.families.qwen3 import Qwen3
 
 TOOLS = (talks.WEATHER, talks.TIME, talks.EDIT, ToolSpec("write", "", {"type": "object", "properties": {
     "path": {"type": "string"}, "text": {"type": "string"}, "n": {"type": "integer"}, "on": {"type": "boolean"},
@@ -208,6 +209,112 @@ LLAMA3 = [
 @pytest.mark.parametrize("specials", [(), ("<|python_tag|>", "<|eot_id|>")])
 def test_llama3(text: str, blocks: list[Any], specials: tuple[str, ...]) -> None:
     assert read("llama3", text, specials) == blocks
+
+
+QWEN3 = [
+    ("<think>\nhm\n\n so\n</think>\n\nYes", [(H, "hm\n\n so"), (T, "Yes")]),
+    ("<think>\n\n</think>\n\nYes", [(T, "Yes")]),
+    ("\n<think>a</think>b<think>c</think>", [(H, "a"), (T, "b<think>c</think>")]),
+    ("Yes </think> no", [(T, "Yes </think> no")]),
+    ("<think>\nendless <tool_call> < </thin", [(H, "endless <tool_call> < </thin")]),
+    (f"<think>\nhm\n</think>\n\n<tool_call>\n{W}\n</tool_call>", [(H, "hm"), call("get_weather", '{"city": "Zürich"}')]),
+    (f"<think>\nhm\n</think>\n\nI look.\n\n<tool_call>\n{W}\n</tool_call>\n<tool_call>\n{W}\n</tool_call>", [
+        (H, "hm"), (T, "I look.\n"), call("get_weather", '{"city": "Zürich"}'), call("get_weather", '{"city": "Zürich"}')]),
+    ("<think>x</think>\n\n", [(H, "x")]),
+    ("<think>\n\n</think>\n\n", []),
+]
+
+
+@pytest.mark.parametrize("text,blocks", QWEN3)
+@pytest.mark.parametrize("specials", [(), ("<think>", "</think>", "<tool_call>", "</tool_call>")])
+def test_qwen3(text: str, blocks: list[Any], specials: tuple[str, ...]) -> None:
+    assert read("qwen3", text, specials) == blocks
+
+
+def test_qwen3_thinking_without_tools_and_cut() -> None:
+    assert read("qwen3", "<think>\nhm", turn=BARE, complete=False) == [(H, "hm", ...)]
+    assert read("qwen3", f"<think>\nhm</think>{W}", turn=BARE) == [(H, "hm"), (T, W)]
+
+
+def test_thinking_that_the_prompt_opened() -> None:
+    prefilled = Turn("chat", (talks.user("x"), talks.said(Thinking("hm"))), tools=TOOLS, prefill=True)
+    assert read("qwen3", " more\n</think>\n\nYes", turn=prefilled) == [(H, " more"), (T, "Yes")]
+    for text in ("so\n</think>\n\nYes", "<think>\nso\n</think>\n\nYes"):
+        for seed in range(4):
+            parser = Qwen3(prompt_opens_thinking=True).parser(TURN, frozenset())
+            events = [e for p, _ in split([(text, False)], random.Random(seed)) for e in parser.feed(p)]
+            assert check(events + parser.finish(True)) == [(H, "so"), (T, "Yes")]
+
+
+X = "<function=write>\n<parameter=path>\na.py\n</parameter>\n<parameter=n>\n 3\n</parameter>\n</function>"
+XCALL = call("write", '{"path": "a.py", "n": 3}')
+CODER = [
+    (f"<tool_call>\n{X}\n</tool_call>", [XCALL]),
+    (X, [XCALL]),
+    (f"{X}\n</tool_call>", [XCALL]),
+    (f"I look.\n\n{X}\n</tool_call>\n<tool_call>\n{X}\n</tool_call>", [(T, "I look."), XCALL, XCALL]),
+    (f"I look. {X}{X} so", [(T, "I look."), XCALL, XCALL, (T, "so")]),
+    ("<tool_call>\n<function=get_time>\n</function>\n</tool_call>", [call("get_time", "{}")]),
+    ("<function=write><parameter=text>\n\n  if x < 3 && \"é\\\":\n\t</param>\n\n</parameter></function>", [
+        call("write", '{"text": "\\n  if x < 3 && \\"é\\\\\\":\\n\\t</param>\\n"}')]),
+    ("<function=write>\n<parameter=text>\n</parameter>\n<parameter=path></parameter>\n</function>", [
+        call("write", '{"text": "", "path": ""}')]),
+    ("<function=write><parameter=on>\nTrue\n</parameter><parameter=list>\n[1, {\"a\": null}]\n</parameter><parameter=maybe>\nnull\n"
+     "</parameter><parameter=f>\n1.5\n</parameter><parameter=other>\n7\n</parameter></function>", [
+         call("write", '{"on": true, "list": [1, {"a": null}], "maybe": null, "f": 1.5, "other": "7"}')]),
+    ("<function=write><parameter=n>\nmany\n</parameter><parameter=maybe>\nyes\n</parameter><parameter=list>['a']</parameter></function>", [
+        call("write", '{"n": "many", "maybe": "yes", "list": ["a"]}')]),
+    ("<function=nobody>\n<parameter=a>\n1\n</parameter>\n</function>", [
+        (T, "<function=nobody>\n<parameter=a>\n1\n</parameter>\n</function>")]),
+    ("<tool_call>\n<function=nobody>\n</function>\n</tool_call>", [(T, "<tool_call>\n<function=nobody>\n</function>\n</tool_call>")]),
+    ("<tool_call>\n<function=write>\n<parameter=n>\n1\n</parameter>\n</tool_call>", [call("write", '{"n": 1}')]),
+    ("<tool_call>\n<function=write>\n<parameter=path>\na.p", [("tool_call", "write", '{"path": "a.p', ...)]),
+    ("<tool_call>\n{\"name\": \"write\"}\n</tool_call>", [(T, "<tool_call>\n{\"name\": \"write\"}\n</tool_call>")]),
+    ("a <function> b", [(T, "a <function> b")]),
+]
+
+
+@pytest.mark.parametrize("text,blocks", CODER)
+@pytest.mark.parametrize("specials", [(), ("<tool_call>", "</tool_call>")])
+def test_qwen3_coder(text: str, blocks: list[Any], specials: tuple[str, ...]) -> None:
+    assert read("qwen3-coder", text, specials) == blocks
+
+
+def test_qwen3_coder_streams_strings() -> None:
+    parser = families.choose("", frozenset(), "qwen3-coder").parser(TURN, frozenset())
+    assert parser.feed("<function=write>") == [BlockStart(0, "tool_call", "", "write")]
+    assert parser.feed("\n<parameter=text>\n") == [Delta(0, '{"text": "')]
+    assert parser.feed('line "one"') == [Delta(0, 'line \\"one\\"')]
+
+
+MISTRAL = [
+    (f"[TOOL_CALLS][{W}]", [call("get_weather", '{"city": "Zürich"}')]),
+    (f"[TOOL_CALLS] [{W[:-1]}, \"id\": \"abcdefghi\"}}, {W}]", [call("get_weather", '{"city": "Zürich"}')] * 2),
+    (f"[TOOL_CALLS]{W}", [call("get_weather", '{"city": "Zürich"}')]),
+    (f"Sure.[TOOL_CALLS][{W}] ok", [(T, "Sure."), call("get_weather", '{"city": "Zürich"}'), (T, "ok")]),
+    ('[TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e[ARGS]{"city": "Zürich"}', [call("get_weather", '{"city": "Zürich"}')]),
+    ('[TOOL_CALLS]get_weather[ARGS]{"city": "Zürich"}[TOOL_CALLS]get_time[ARGS]{}', [
+        call("get_weather", '{"city": "Zürich"}'), call("get_time", "{}")]),
+    ('[TOOL_CALLS]get_weather{"city": "[TOOL_CALLS]"}', [call("get_weather", '{"city": "[TOOL_CALLS]"}')]),
+    ('[TOOL_CALLS]nobody[ARGS]{"city": 1}', [(T, '[TOOL_CALLS]nobody[ARGS]{"city": 1}')]),
+    ('[TOOL_CALLS][{"name": "nobody", "arguments": {}}]', [(T, '[TOOL_CALLS][{"name": "nobody", "arguments": {}}]')]),
+    (f'[TOOL_CALLS][{W}, {{"name": "nobody"}}]', [call("get_weather", '{"city": "Zürich"}'), (T, ', {"name": "nobody"}]')]),
+    ('[TOOL_CALLS]get_weather[ARGS]{"city": "Z', [("tool_call", "get_weather", '{"city": "Z', ...)]),
+    ("[TOOL] and [TOOL_CALLS]", [(T, "[TOOL] and [TOOL_CALLS]")]),
+]
+
+
+@pytest.mark.parametrize("text,blocks", MISTRAL)
+@pytest.mark.parametrize("specials", [(), ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "</s>")])
+def test_mistral(text: str, blocks: list[Any], specials: tuple[str, ...]) -> None:
+    assert read("mistral", text, specials) == blocks
+
+
+def test_mistral_keeps_the_ids_that_the_model_wrote_unless_they_repeat() -> None:
+    turn = Turn("chat", (talks.user("x"), talks.said(talks.call("get_time", "", "call_zzzzzzzzz"))), tools=TOOLS)
+    parser = families.choose("", frozenset(), "mistral").parser(turn, frozenset())
+    events = parser.feed("".join(f"[TOOL_CALLS]get_time[CALL_ID]{i}[ARGS]{{}}" for i in ("aaaaaaaaa", "aaaaaaaaa", "zzzzzzzzz")))
+    assert [e.id for e in events if isinstance(e, BlockStart)] == ["aaaaaaaaa", "", ""]
 
 
 def test_plain_reads_no_calls() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -39,34 +40,42 @@ def load(peer_source: Path, name: str) -> str:
     return data.decode()
 
 
-@lru_cache(maxsize=None)
 def metadata(path: Path, key: str) -> str:
-    """A string of a GGUF file's metadata, read by gguf-py."""
-    import gguf
-    field = gguf.GGUFReader(str(path)).fields[key]
-    return bytes(field.parts[field.data[0]]).decode()
+    """A string of a GGUF file's metadata: key, type 8, length, text (the GGUF specification)."""
+    with open(path, "rb") as file:
+        data = file.read(8 << 20)
+    at = data.index(key.encode()) + len(key)
+    kind, n = struct.unpack_from("<IQ", data, at)
+    assert kind == 8
+    return data[at + 12:at + 12 + n].decode()
+
+
+def _tojson(x: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
+    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.exceptions.TemplateError(message)
+
+
+@lru_cache(maxsize=None)
+def compiled(template: str) -> jinja2.Template:
+    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols])
+    env.filters["tojson"] = _tojson
+    return env.from_string(template)
 
 
 def render(template: str, turn: Turn, *, date: str = "26 Jul 2024", iso_date: str = "2024-07-26", bos: str = "", eos: str = "",
            **extra: Any) -> str:
     """Raises jinja2.TemplateError where the vendor's template does."""
-    def tojson(x: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
-        return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.exceptions.TemplateError(message)
-
-    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols])
-    env.filters["tojson"] = tojson
-    env.globals["raise_exception"] = raise_exception
-    env.globals["strftime_now"] = lambda form: iso_date if form == "%Y-%m-%d" else date
     arguments: dict[str, Any] = {"messages": messages(turn), "add_generation_prompt": not turn.prefill, "bos_token": bos,
-                                 "eos_token": eos, **extra}
+                                 "eos_token": eos, "raise_exception": _raise,
+                                 "strftime_now": lambda form: iso_date if form == "%Y-%m-%d" else date, **extra}
     if turn.tools:
         arguments["tools"] = [tool(t) for t in turn.tools]
     if turn.thinking is not None:
         arguments["enable_thinking"] = turn.thinking
-    return env.from_string(template).render(**arguments)
+    return compiled(template).render(**arguments)
 
 
 def tool(spec: Any) -> dict[str, Any]:
