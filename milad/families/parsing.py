@@ -70,7 +70,7 @@ class MarkupParser:
         self._after_marks = Markers((closer,) if closer else (), specials)
         self._space = ""                    # white space held back at the end of text or thinking
         self._reader: Reader | None = None
-        self._raw = ""                      # of a call that has not opened yet, its marker first
+        self._raw: list[str] = []           # of a call that has not opened yet, its marker first
         self._begun = False
         self._wrote = False                 # arguments of the open call
         self._mode: Callable[[str], None] = self._in_thinking if thinking_open else self._in_text
@@ -202,14 +202,14 @@ class MarkupParser:
 
     def start(self, reader: Reader, raw: str) -> None:
         """A call may begin here; `raw` is its markup so far."""
-        self._reader, self._raw, self._begun = reader, raw, False
+        self._reader, self._raw, self._begun = reader, [raw], False
         self._mode = self._in_call
 
     def _in_call(self, c: str) -> None:
         assert self._reader is not None
         status = self._reader.char(c)
         if not self._begun:
-            self._raw += c
+            self._raw.append(c)
         if status != MORE:
             self._settle(status)
 
@@ -234,8 +234,9 @@ class MarkupParser:
         self._mode = self._after_call
 
     def _not_a_call(self, rest: str) -> None:
-        raw = self._raw[:len(self._raw) - len(rest)] if rest else self._raw
-        self._raw = ""
+        raw = "".join(self._raw)
+        raw = raw[:len(raw) - len(rest)]
+        self._raw = []
         self._mode = self._in_text
         for c in raw:
             self._text_char(c)
@@ -259,12 +260,9 @@ class MarkupParser:
         if self._mode == self._in_call:
             assert self._reader is not None
             status = self._reader.special(text)
-            if status == MORE:
-                if not self._begun:
-                    self._raw += text
-            else:
-                if not self._begun:
-                    self._raw += text
+            if not self._begun:
+                self._raw.append(text)
+            if status != MORE:
                 self._settle(status, True)
             return
         if self._mode == self._after_call and text == self._closer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 from typing import Any, Iterable
 
 import pytest
@@ -348,9 +349,25 @@ def test_fuzz(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", families.NAMES)
-def test_long_hostile_output_takes_linear_time(name: str) -> None:
-    """Counted, not timed: reading is by character, and no character is read more often than its marker is long."""
-    parser = families.choose("", frozenset(), name).parser(TURN, frozenset())
-    for text in ("<tool_call>" * 2000, "[" * 5000, "{" * 5000, '{"name": ' * 2000, "<think>" * 2000, "\n" * 5000, "<function=" * 2000):
-        parser.feed(text)
-    parser.finish(True)
+@pytest.mark.parametrize("unit", ["<tool_call>", "[", "{", '{"name": ', "<think>", "\n", "<function=", "[TOOL_CALLS]", "</thin",
+                                  '{"name": "get_time", "x": ', '{"arguments": {'])
+def test_hostile_output_takes_linear_work(name: str, unit: str) -> None:
+    """Counted in Python calls, not in seconds: twice the output, at most about twice the calls."""
+    def work(n: int) -> int:
+        parser = families.choose("", frozenset(), name).parser(TURN, frozenset())
+        count = 0
+
+        def profile(frame: Any, event: str, arg: Any) -> None:
+            nonlocal count
+            count += event == "call"
+
+        sys.setprofile(profile)
+        try:
+            for _ in range(n):
+                parser.feed(unit)
+            parser.finish(True)
+        finally:
+            sys.setprofile(None)
+        return count
+
+    assert work(400) <= 2.2 * work(200) + 100
