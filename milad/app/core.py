@@ -161,7 +161,7 @@ class App:
     def _handler(self, exchange: Exchange, request: Request, match: _Match) -> Handler:
         methods = match.route.methods
         handler = methods.get("GET" if request.method == "HEAD" else request.method)
-        if "upgrade" in {t.strip().lower() for t in (request.get("connection") or "").split(",")} and handler is None:
+        if handler is None and request.get("upgrade") is not None:
             raise MiladError("upgrade", "this server speaks HTTP/1.1 only: send a POST", headers=(("Upgrade", "HTTP/1.1"),))
         if handler is None:
             raise MiladError("method", f"{request.path[:200]} does not take {request.method[:20]}, but {allow(methods)}",

@@ -12,7 +12,7 @@ import asyncio
 import secrets
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, TypeVar
+from typing import TYPE_CHECKING, Any, AsyncIterator, Awaitable, Callable, TypeVar
 
 from .. import log
 from ..conversation import Turn
@@ -66,11 +66,13 @@ def path_of(exchange: Exchange) -> str:
 # Answers
 
 
-async def generate(app: "App", exchange: Exchange, protocol: Protocol) -> None:
+async def generate(app: "App", exchange: Exchange, protocol: Protocol, *, parse: Callable[[dict[str, Any]], Turn] | None = None,
+                   keep: Callable[[Turn, Ident, Encoder], Awaitable[None]] | None = None) -> None:
+    """`parse` stands in for the protocol's own; `keep` is awaited with a whole answer before its end is told."""
     served = app.ready()
 
     def prepare() -> tuple[Turn, list[Any]]:
-        turn = protocol.parse(read_json(app, exchange))
+        turn = (parse or protocol.parse)(read_json(app, exchange))
         check_model(app, served, turn.model)
         turns = [replace(turn, prompt=p, prompts=()) for p in turn.prompts] or [turn]
         return turn, [served.runner.prepare(t, path=path_of(exchange), client=exchange.client) for t in turns]
@@ -80,8 +82,13 @@ async def generate(app: "App", exchange: Exchange, protocol: Protocol) -> None:
     encoder = protocol.encoder(turn, ident)
     events = submit(served.runner, prepared)
     app.n_active += 1
+
+    async def kept() -> None:
+        if keep:
+            await keep(turn, ident, encoder)
+
     try:
-        await (_stream if turn.stream else _plain)(app, exchange, encoder, events)
+        await (_stream if turn.stream else _plain)(app, exchange, encoder, events, kept)
     finally:
         app.n_active -= 1
         await events.aclose()
@@ -156,13 +163,14 @@ def as_error(error: BaseException) -> MiladError:
 SHUTTING_DOWN = "the server is shutting down"
 
 
-async def _plain(app: "App", exchange: Exchange, encoder: Encoder, events: Any) -> None:
+async def _plain(app: "App", exchange: Exchange, encoder: Encoder, events: Any, kept: Callable[[], Awaitable[None]]) -> None:
     try:
         async for batch in events:
             for choice, event in batch:
                 if isinstance(event, Failure):
                     raise event.error
                 encoder.event(choice, event)
+        await kept()
     except asyncio.CancelledError:
         if not exchange.draining:
             raise
@@ -204,7 +212,7 @@ class _Writer:
         self._timer.cancel()
 
 
-async def _stream(app: "App", exchange: Exchange, encoder: Encoder, events: Any) -> None:
+async def _stream(app: "App", exchange: Exchange, encoder: Encoder, events: Any, kept: Callable[[], Awaitable[None]]) -> None:
     exchange.start(200, (*STREAM_FIELDS, *app.fields(exchange)))
     writer = _Writer(exchange, encoder, app.settings.keepalive_s)
     try:
@@ -218,6 +226,7 @@ async def _stream(app: "App", exchange: Exchange, encoder: Encoder, events: Any)
             writer.send(frames)
             if exchange.stalled:
                 await exchange.drain()
+        await kept()
         writer.end(encoder.end())
     except asyncio.CancelledError:
         if not exchange.draining:
@@ -242,29 +251,20 @@ async def messages(app: "App", exchange: Exchange) -> None:
     await generate(app, exchange, app.protocols["messages"])
 
 
-async def responses(app: "App", exchange: Exchange) -> None:
-    await generate(app, exchange, app.protocols["responses"])
-
-
 # Counting
 
 
-async def _count(app: "App", exchange: Exchange, protocol: Protocol) -> int:
+async def count(app: "App", exchange: Exchange, protocol: Any, **resolve: Any) -> None:
+    """How many prompt tokens the same request would have."""
     served = app.ready()
 
-    def count() -> int:
-        turn = protocol.parse(read_json(app, exchange))
+    def work() -> int:
+        turn = protocol.parse_count(read_json(app, exchange), **resolve)
         check_model(app, served, turn.model)
         return served.runner.count(turn)
 
-    return await off_loop(exchange, count)
+    app.reply(exchange, protocol.count_body(await off_loop(exchange, work)))
 
 
 async def count_tokens(app: "App", exchange: Exchange) -> None:
-    app.reply(exchange, {"input_tokens": await _count(app, exchange, app.protocols["messages"])})
-
-
-async def input_tokens(app: "App", exchange: Exchange) -> None:
-    n = await _count(app, exchange, app.protocols["responses"])
-    app.reply(exchange, {"object": "response.input_tokens", "input_tokens": n})
-
+    await count(app, exchange, app.protocols["messages"])

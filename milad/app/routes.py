@@ -5,14 +5,18 @@ from __future__ import annotations
 from typing import Mapping
 
 from ..protocols import base
-from . import generate, info
+from ..protocols.chat import Chat
+from ..protocols.completions import Completions
+from ..protocols.messages import Messages
+from ..protocols.responses import Responses
+from . import generate, info, stored
 from .base import Route
 
 TABLE: dict[str, Route] = {
     "/chat/completions": Route({"POST": generate.chat}),
     "/completions": Route({"POST": generate.completions}),
-    "/responses": Route({"POST": generate.responses}),
-    "/responses/input_tokens": Route({"POST": generate.input_tokens}),
+    "/responses": Route({"POST": stored.responses}),
+    "/responses/input_tokens": Route({"POST": stored.input_tokens}),
     "/messages": Route({"POST": generate.messages}),
     "/messages/count_tokens": Route({"POST": generate.count_tokens}),
     "/models": Route({"GET": info.models}),
@@ -30,18 +34,12 @@ TABLE: dict[str, Route] = {
 }
 PATTERNS: list[tuple[str, Route]] = [
     (r"/models/(?P<name>.+)", Route({"GET": info.model})),
+    (r"/responses/(?P<id>[^/]+)", Route({"GET": stored.read, "DELETE": stored.delete})),
+    (r"/responses/(?P<id>[^/]+)/input_items", Route({"GET": stored.input_items})),
+    (r"/responses/(?P<id>[^/]+)/cancel", Route({"POST": stored.cancel})),
 ]
 
 
 def protocols() -> Mapping[str, base.Protocol]:
-    """The APIs by name."""
-    import importlib
-    found = {}
-    for name in ("chat", "completions", "messages", "responses"):
-        try:
-            module = importlib.import_module(f"..protocols.{name}", __package__)
-        except ImportError:
-            continue
-        protocol = getattr(module, name.capitalize())()
-        found[protocol.name] = protocol
-    return found
+    """The four APIs by name."""
+    return {p.name: p for p in (Chat(), Completions(), Messages(), Responses())}

@@ -301,7 +301,7 @@ class _Connection(asyncio.Protocol):
 
     def _refuse(self, error: Exception) -> None:
         """Answers before the request is read, and closes; nothing more can be understood on this connection."""
-        exchange = self.exchange or _Exchange(self, None)
+        exchange = self.exchange or _Exchange(self, self.wire.request)
         self._reply_error(exchange, error, True)
         self.exchange, self._refusal = None, None
         exchange.ended_s = self.loop.time()

@@ -147,7 +147,7 @@ class Connection:
         self.limits = limits
         self.body_limit = limits.body         # of the present request; may be changed once its head is out
         self.error: WireError | None = None
-        self.request: Request | None = None
+        self.request: Request | None = None   # the present one, also where its body is refused by its length
         self._buffer = bytearray()
         self._eof = False
         self._writing = "idle"
@@ -287,6 +287,8 @@ class Connection:
         self.request = Request(method, target, path, query, version, tuple(self._fields),
                                authority if authority is not None else hosts[0] if hosts else "",
                                n_body, bool(expect) and n_body != 0, self._close)
+        if n_body is not None and n_body > self.body_limit:
+            raise _Refused("body_long", f"at most {self.body_limit} bytes")
         self._left = n_body or 0
         self._read = self._read_size if n_body is None else self._read_length
         return self.request
@@ -317,8 +319,6 @@ class Connection:
         n_body = _digits(lengths[0])
         if len(lengths) > 1 or n_body is None:
             raise _Refused("length")
-        if n_body > self.body_limit:
-            raise _Refused("body_long", f"at most {self.body_limit} bytes")
         return n_body
 
     def _take(self) -> Data | None:

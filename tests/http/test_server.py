@@ -10,7 +10,6 @@ import socket
 import ssl
 import struct
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -19,12 +18,10 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "app"))
-from fake import Live, read_all, serving  # noqa: E402
-
-from milad.errors import MiladError, UsageError  # noqa: E402
-from milad.http import server, wire  # noqa: E402
-from milad.http.base import Exchange, Reply  # noqa: E402
+from fake_app import Live, read_all, serving
+from milad.errors import MiladError, UsageError
+from milad.http import server, wire
+from milad.http.base import Exchange, Reply
 
 FAST = server.Settings(head_s=0.3, idle_s=0.5, body_grace_s=0.3, body_rate=1_000_000, linger_s=0.5, stall_s=0.5, shutdown_s=0.5)
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
