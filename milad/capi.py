@@ -344,6 +344,8 @@ class Context:
         handle = self._open()
         self._grow(len(tables), n_outputs)
         for i, table in enumerate(tables):
+            if table.typecode != "i":
+                raise ValueError("a block table must be an array('i')")
             at, n = table.buffer_info()
             _SEQUENCE.pack_into(self._sequences, i * _SEQUENCE.size, at, n, 0)
         kept = [self._pack_sampler(i, s) for i, s in enumerate(batch.samplers)]
@@ -378,6 +380,8 @@ class Context:
         n_history = n_bias = 0
         view = None
         if s.history is not None:
+            if s.history.typecode != "i":
+                raise ValueError("a history must be an array('i')")
             history, n_history = s.history.buffer_info()
         if s.bias_ids is not None and s.bias is not None:
             if len(s.bias_ids) != len(s.bias) or s.bias_ids.typecode != "i" or s.bias.typecode != "f":

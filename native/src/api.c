@@ -5,6 +5,7 @@
  */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "../include/milad.h"
@@ -89,6 +90,17 @@ static void put_string(sink *s, const char *data, uint64_t n) {
     put(s, "\"", 1);
 }
 
+/* The shortest of the forms that read back as the same number. */
+static int print_float(char *text, size_t n_bytes, double value, int is_f32) {
+    int n = 0;
+    for (int digits = is_f32 ? 6 : 15; digits <= (is_f32 ? 9 : 17); digits++) {
+        n = snprintf(text, n_bytes, "%.*g", digits, value);
+        if (is_f32 ? strtof(text, NULL) == (float)value : strtod(text, NULL) == value)
+            break;
+    }
+    return n;
+}
+
 static void put_number(sink *s, const gguf_value *v, uint64_t i) {
     char text[40];
     int n;
@@ -96,8 +108,7 @@ static void put_number(sink *s, const gguf_value *v, uint64_t i) {
         n = snprintf(text, sizeof text, "%s", gguf_item_i64(v, i) ? "true" : "false");
     } else if (v->item_type == GGUF_F32 || v->item_type == GGUF_F64) {
         double value = gguf_item_f64(v, i);
-        n = isfinite(value) ? snprintf(text, sizeof text, "%.*g", v->item_type == GGUF_F32 ? 9 : 17, value)
-                            : snprintf(text, sizeof text, "null");
+        n = isfinite(value) ? print_float(text, sizeof text, value, v->item_type == GGUF_F32) : snprintf(text, 5, "null");
     } else if (v->item_type == GGUF_U64) {
         uint64_t value;
         memcpy(&value, v->data + 8 * i, 8);

@@ -197,6 +197,8 @@ int32_t model_bind(milad_model *m) {
     const gguf_tensor *rope = gguf_find_tensor(m->file, "rope_freqs.weight");
     b.n_used = rope != NULL;
     /* Before memory is set aside for its layers: the file must have at least the tensors that they need. */
+    if (gguf_n_tensors(m->file) == 0)
+        return fail(MILAD_E_FORMAT, "%s: holds a vocabulary only, no weights", gguf_path(m->file));
     if (gguf_n_tensors(m->file) < (uint64_t)hp->n_layer * 9 + 2)
         return fail(MILAD_E_FORMAT, "%s: %llu tensors are too few for %d layers", gguf_path(m->file),
                     (unsigned long long)gguf_n_tensors(m->file), hp->n_layer);
