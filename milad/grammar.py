@@ -118,6 +118,8 @@ class Grammar:
         if markup.style == "xml":
             return begin + self._xml(tool) + end
         head = '{"name": ' + json.dumps(tool.name, ensure_ascii=False) + f', "{markup.args_key}": '
+        if free_text and not markup.begin:
+            head = head[len(markup.trigger):]
         return begin + self._spell(head) + [arguments, '"}"'] + end
 
     def _free_text(self, markup: CallMarkup, any_call: str, rules: list[str], more: bool) -> str:

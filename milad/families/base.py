@@ -42,6 +42,7 @@ class Parser(Protocol):
 class Family(Protocol):
     name: str
     thinks: bool                           # has a thinking mode
+    thinking_markup: tuple[str, ...]       # (open, close) as the model writes them; (close,) where the prompt opens it; ()
 
     def tools_by_default(self, model_name: str, n_params: int) -> bool:
         """Whether policy `auto` shows tools to such a model: it was trained on them and is large enough."""
@@ -67,7 +68,8 @@ class Family(Protocol):
 class CallMarkup:
     """A call's spelling around JSON: `begin` + name + `middle` + arguments + `end`; `separator` between calls.
     style json: {"name": ..., "<args_key>": {...}} between begin and end. style named: begin name middle arguments end.
-    style xml: the family's own tags. trigger: text whose appearance means that a call opened (auto mode)."""
+    style xml: the family's own tags between begin and end. trigger: text whose appearance means that a call opened (auto mode):
+    a beginning of `begin`, or, where that is empty, of the JSON itself."""
     style: str
     begin: str
     end: str

@@ -52,6 +52,7 @@ class ChatML:
     trained_on_tools: bool = True          # the template knows tools
     name: str = "chatml"
     thinks: bool = False
+    thinking_markup: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, template: str) -> "ChatML":

@@ -34,6 +34,7 @@ class Llama3:
     dated: bool = True                   # 3.1 and later: a system turn with dates, always
     name: str = "llama3"
     thinks: bool = False
+    thinking_markup: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, template: str) -> "Llama3":
@@ -47,7 +48,7 @@ class Llama3:
         return tuple(s for s in STOPS if s == EOT or s in specials)
 
     def call_grammar(self, turn: Turn) -> CallMarkup:
-        return CallMarkup(style="json", begin="", end="", args_key="parameters", separator="; ", trigger='{"name":')
+        return CallMarkup(style="json", begin="", end="", args_key="parameters", separator="; ", trigger='{"name": "')
 
     def parser(self, turn: Turn, specials: AbstractSet[str]) -> Parser:
         return Llama3Parser(turn, specials, openers={PYTHON: PythonTag, "{": opened_json, "[": PyCall},

@@ -48,6 +48,10 @@ class Mistral:
         return cls("[SYSTEM_PROMPT]" not in template, default_system(template), "[CALL_ID]" in template, first, first,
                    THINK[0] in template)
 
+    @property
+    def thinking_markup(self) -> tuple[str, ...]:
+        return THINK if self.thinks else ()
+
     def tools_by_default(self, model_name: str, n_params: int) -> bool:
         """Yes: every model of these generations was trained on tools; the smallest is 3B."""
         return True
@@ -57,7 +61,7 @@ class Mistral:
 
     def call_grammar(self, turn: Turn) -> CallMarkup:
         if self.v3:
-            return CallMarkup(style="json", begin=CALLS + "[", end="]", separator=", ", trigger=CALLS, array=True)
+            return CallMarkup(style="json", begin=CALLS + "[", end="]", separator="", trigger=CALLS)
         return CallMarkup(style="named", begin=CALLS, middle=ARGS, end="", separator="", trigger=CALLS)
 
     def parser(self, turn: Turn, specials: AbstractSet[str]) -> Parser:

@@ -31,6 +31,10 @@ class Qwen3:
     def of(cls, template: str) -> "Qwen3":
         return cls("assistant\\n<think>\\n' }}" in template)
 
+    @property
+    def thinking_markup(self) -> tuple[str, ...]:
+        return (UNTHINK,) if self.prompt_opens_thinking else (THINK, UNTHINK)
+
     def tools_by_default(self, model_name: str, n_params: int) -> bool:
         """All of Qwen3 was trained on tools; the smallest, 0.6B, still calls well. n_params 0: unknown."""
         return n_params <= 0 or n_params >= MIN_TOOL_PARAMS

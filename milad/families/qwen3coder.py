@@ -41,6 +41,7 @@ TOOLS_END = ("\n</tools>\n\nIf you choose to call a tool ONLY reply in the follo
 class Qwen3Coder:
     name: str = "qwen3-coder"
     thinks: bool = False
+    thinking_markup: tuple[str, ...] = ()
 
     def tools_by_default(self, model_name: str, n_params: int) -> bool:
         """Yes: the smallest is 30B-A3B and trained for agents."""
@@ -50,8 +51,8 @@ class Qwen3Coder:
         return tuple(s for s in STOPS if s == END or s in specials)
 
     def call_grammar(self, turn: Turn) -> CallMarkup:
-        return CallMarkup(style="xml", begin="<tool_call>\n<function=", middle=">\n", end="</function>\n</tool_call>",
-                          trigger=FUNCTION)
+        """<function=name> to </function> stand between begin and end."""
+        return CallMarkup(style="xml", begin="<tool_call>\n", end="\n</tool_call>", trigger="<tool_call>")
 
     def parser(self, turn: Turn, specials: AbstractSet[str]) -> Parser:
         return MarkupParser(turn, specials, openers={"<tool_call>": lambda p: XmlCall(p, FUNCTION),

@@ -318,8 +318,10 @@ def test_mistral_keeps_the_ids_that_the_model_wrote_unless_they_repeat() -> None
     assert [e.id for e in events if isinstance(e, BlockStart)] == ["aaaaaaaaa", "", ""]
 
 
-def test_plain_reads_no_calls() -> None:
-    assert read("plain", f"<think>x</think>{W}") == [(T, f"<think>x</think>{W}")]
+def test_plain() -> None:
+    assert read("plain", f"<think>x</think>{W}", turn=BARE) == [(T, f"<think>x</think>{W}")]
+    assert read("plain", f" {W}") == [call("get_weather", '{"city": "Zürich"}')]
+    assert read("plain", "  Hello ") == [(T, " Hello ")]
 
 
 MARKERS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<function=write>", "<parameter=text>", "<parameter=n>", "</parameter>",
@@ -345,7 +347,8 @@ def test_fuzz(name: str) -> None:
                     assert b[1] in {t.name for t in TOOLS}
                     assert b[2].startswith("{") and b[2].endswith("}")
         if not family.thinks and "<|im_end|>" not in text:
-            assert "".join(b[1] for b in read(name, text, specials, BARE)) == text
+            blocks = read(name, text, specials, BARE)
+            assert "".join(b[1] for b in blocks) == (text[1:] if name == "plain" and text[0] == " " else text)
 
 
 @pytest.mark.parametrize("name", families.NAMES)
