@@ -33,9 +33,9 @@ _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 T = TypeVar("T")
 
 
-async def off_loop(exchange: Exchange, work: Callable[[], T]) -> T:
-    """`work`, in a thread where the body is large enough to hold other streams up."""
-    if len(exchange.body) > OFF_LOOP_BYTES or exchange.request and exchange.request.get("content-encoding"):
+async def off_loop(exchange: Exchange, work: Callable[[], T], reads_disk: bool = False) -> T:
+    """`work`, in a thread where the disk, or a body that is large, would hold other streams up."""
+    if reads_disk or len(exchange.body) > OFF_LOOP_BYTES or exchange.request and exchange.request.get("content-encoding"):
         return await asyncio.to_thread(work)
     return work()
 
@@ -68,7 +68,8 @@ def path_of(exchange: Exchange) -> str:
 
 async def generate(app: "App", exchange: Exchange, protocol: Protocol, *, parse: Callable[[dict[str, Any]], Turn] | None = None,
                    keep: Callable[[Turn, Ident, Encoder], Awaitable[None]] | None = None) -> None:
-    """`parse` stands in for the protocol's own; `keep` is awaited with a whole answer before its end is told."""
+    """`parse` stands in for the protocol's own, and may read the disk; `keep` is awaited with a whole answer before its end is
+    told."""
     served = app.ready()
 
     def prepare() -> tuple[Turn, list[Any]]:
@@ -77,7 +78,7 @@ async def generate(app: "App", exchange: Exchange, protocol: Protocol, *, parse:
         turns = [replace(turn, prompt=p, prompts=()) for p in turn.prompts] or [turn]
         return turn, [served.runner.prepare(t, path=path_of(exchange), client=exchange.client) for t in turns]
 
-    turn, prepared = await off_loop(exchange, prepare)
+    turn, prepared = await off_loop(exchange, prepare, parse is not None)
     ident = Ident(new_id(protocol.id_prefix), int(time.time()), served.id, new_id, served.runner.n_ctx)
     encoder = protocol.encoder(turn, ident)
     events = submit(served.runner, prepared)
@@ -263,7 +264,7 @@ async def count(app: "App", exchange: Exchange, protocol: Any, **resolve: Any) -
         check_model(app, served, turn.model)
         return served.runner.count(turn)
 
-    app.reply(exchange, protocol.count_body(await off_loop(exchange, work)))
+    app.reply(exchange, protocol.count_body(await off_loop(exchange, work, bool(resolve))))
 
 
 async def count_tokens(app: "App", exchange: Exchange) -> None:

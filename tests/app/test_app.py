@@ -16,6 +16,7 @@ from milad.app import App, Settings
 from milad.errors import ContextOverflow, EngineFault, MiladError
 from milad.events import BlockEnd, BlockStart, Delta, Failure, Finish, Progress, Started, Usage
 from milad.http import guard
+from milad.store import Store
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 BODIES = {"/v1/chat/completions": CHAT, "/v1/completions": {"prompt": "hi"}, "/v1/responses": {"input": "hi"},
@@ -459,6 +460,38 @@ def test_nothing_is_left_behind(live: Live) -> None:
         time.sleep(0.005)
     gc.collect()
     assert not [o for o in gc.get_objects() if isinstance(o, _Connection) and o.server is live.server]
+
+
+# Stored responses
+
+
+def test_stored_responses(live: Live, tmp_path: Any) -> None:
+    openai = pytest.importorskip("openai")
+    live.app.store = Store(tmp_path)
+    client = openai.OpenAI(base_url=live.url + "/v1", api_key="x", max_retries=0)
+    first = client.responses.create(model="m", input="one", metadata={"a": "b"})
+    with client.responses.stream(model="m", input="two", previous_response_id=first.id) as stream:
+        second = stream.get_final_response()
+    assert [(m.role, m.text) for m in runner(live).turns[-1].messages] == [("user", "one"), ("assistant", "Hello, world"), ("user", "two")]
+    assert client.responses.retrieve(second.id).output_text == "Hello, world" and client.responses.retrieve(first.id).metadata == {"a": "b"}
+    items = client.responses.input_items.list(second.id).data
+    assert [i.content[0].text for i in items] == ["two"]
+    assert client.responses.input_tokens.count(model="m", input="x", previous_response_id=second.id).input_tokens == 3
+    with pytest.raises(openai.BadRequestError, match="has ended"):
+        client.responses.cancel(second.id)
+    client.responses.delete(first.id)
+    for call in (lambda: client.responses.retrieve(first.id), lambda: client.responses.delete(first.id), lambda: client.responses.cancel("resp_x"),
+                 lambda: client.responses.input_items.list(first.id)):
+        with pytest.raises(openai.NotFoundError):
+            call()
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="m", input="x", previous_response_id=first.id)
+    assert caught.value.code == "previous_response_not_found"
+    unkept = client.responses.create(model="m", input="x", store=False)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(unkept.id)
+    live.app.store.close()
+    assert client.responses.create(model="m", input="x").output_text == "Hello, world"  # a broken store takes no answer away
 
 
 # The SDKs
