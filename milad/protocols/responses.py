@@ -84,7 +84,8 @@ class Responses:
             sampling=read_sampling(top), max_tokens=read_max_tokens(top, "max_output_tokens"), stop=read_stops(top, "stop"),
             top_logprobs=top_logprobs if wants_logprobs else None, thinking=thinking, template_args=args,
             stream=bool(top.boolean("stream")), ignored=tuple(ignored),
-            meta={"echo": _echo(top, store), "store": store, "input": [dict(i.data) for i in new],
+            meta={"echo": _echo(top, store), "store": store,
+                  "input": [dict(check_json(i.data, i.path)) for i in new] if store else [],
                   "previous": top.text("previous_response_id") or None,
                   "encrypted": "reasoning.encrypted_content" in include})
 
