@@ -24,6 +24,7 @@ class Output:
         self._prepared = prepared
         self._turn = turn
         self._model = runner.model
+        self._special_ids = runner.special_ids          # user-defined ones too: Qwen's <tool_call>, <think>
         self._raw = turn.prompt is not None             # legacy completions: no markup is read
         self._parser = None if self._raw else runner.family.parser(turn, runner.specials)
         self._joiner = Utf8Joiner()
@@ -79,7 +80,7 @@ class Output:
             self._n_reasoning += 1
         if self._logprobs:
             self._pending.append(self._logprob(token.id, token.logprob, token.top, token.data))
-        if token.id >= 0 and self._model.is_control(token.id) and not self._raw:
+        if not self._raw and token.id >= 0 and (token.id in self._special_ids or self._model.is_control(token.id)):
             held = self._joiner.flush()
             if held:
                 self._text(held, False, out)

@@ -80,6 +80,7 @@ class Runner:
         self.grammar = grammar
         self.remember = remember
         self.specials = frozenset(model.specials)
+        self.special_ids = frozenset(model.specials.values())
         stops = family.stops(self.specials)
         self.stop_ids = frozenset(model.eog) | {model.specials[s] for s in stops if s in self.specials}
         self.stop_texts = tuple(s for s in stops if s not in self.specials)
