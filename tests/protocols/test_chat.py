@@ -229,14 +229,10 @@ def test_sdk_folds_the_stream_to_the_plain_body(seed: int) -> None:
     stream = frames(encoder, events)
     client = openai_client(lambda body: stream if body.get("stream") else encoder.body())
     args: Any = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-    try:
-        plain = client.chat.completions.create(**args)
-        with client.chat.completions.stream(**args) as manager:
-            kinds = [e.type for e in manager]
-            final = manager.get_final_completion()
-    except Exception as e:                                       # the helper refuses answers that were cut
-        assert "Length" in type(e).__name__, e
-        return
+    plain = client.chat.completions.create(**args)
+    with client.chat.completions.stream(**args) as manager:
+        kinds = [e.type for e in manager]
+        final = manager.get_final_completion()
     a, b = plain.choices[0], final.choices[0]
     assert (a.message.content or "") == (b.message.content or "") and a.finish_reason == b.finish_reason
     assert [(c.id, c.function.name, c.function.arguments) for c in a.message.tool_calls or ()] == \
