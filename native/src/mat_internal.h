@@ -3,8 +3,8 @@
  * Panels. 16 output rows lie together (lane = row). A row is a run of units: two blocks (64 values) for the types of 32
  * values a block, one block (256) for the K types, 64 values for F32, F16 and BF16. Inside a unit the file's bytes are kept
  * as they are, but transposed between the 16 rows: a field of 4 n bytes becomes n runs of 16 x 4 bytes, a field of 2 bytes
- * one run of 16 x 2. Fields stand in the order of mat_layout_of(), in which the kernels first touch them: several streams cost; Q8_0's values are stored as unsigned (q + 128). Units are
- * multiples of 64 bytes; rows beyond n_out and values beyond n_in are zero.
+ * one run of 16 x 2. Fields stand in the order of mat_layout_of(), in which the kernels first touch them: several streams cost; Q8_0's values are stored as unsigned (q + 128). The K types' codes are regrouped so that each block of 32 has its own lines (mat_pack.c):
+ * every byte is read once, at rising addresses. Units are multiples of 64 bytes; rows beyond n_out and values beyond n_in are zero.
  *
  * Expanded panels. For many rows of activations a stretch of a panel is expanded once: per 32 values 8 vectors of 16 x 4
  * bytes (vector g, lane r: values 4 g .. 4 g + 3 of row r, unsigned), and F32 scales of 16 lanes as the class says:
@@ -30,6 +30,7 @@
 
 enum {
     MAT_LANES = 16,       /* rows of a panel */
+    MAT_UNIT_MAX = 4096,  /* bytes of the largest unit */
     MAT_TILE = 6,         /* tokens of a tile when there are many */
     MAT_TILE_MAX = 12,    /* most tokens of a tile: up to so many rows are one tile, up to 16 are two */
     MAT_CHUNK = 1024,     /* values expanded at once; a multiple of every unit */
@@ -51,15 +52,17 @@ typedef struct mat_layout_info {
     int32_t class;
     int32_t word;                    /* bytes of a transposed element where there are no fields: 2 or 4 */
     int32_t n_fields;
-    mat_field fields[12];
+    mat_field fields[10];
 } mat_layout_info;
 
 const mat_layout_info *mat_layout_of(int32_t type); /* NULL: unknown */
 
 /* Units u0..u1-1 of the panel of rows o0..o0+15 into dst, which begins with unit u0. */
 void mat_pack_units(const mat *src, int64_t o0, int64_t u0, int64_t u1, uint8_t *dst);
-/* The source bytes of one row's unit from a panel's unit: the inverse of packing. */
-void mat_unpack_unit(const mat_layout_info *l, const uint8_t *unit, int32_t lane, uint8_t *out);
+/* The inverse of packing: a unit with its codes in the file's order (in `room` of MAT_UNIT_MAX bytes, or the unit itself), and
+ * of that the source bytes of one row. */
+const uint8_t *mat_file_order(const mat_layout_info *l, const uint8_t *unit, uint8_t *room);
+void mat_unpack_lane(const mat_layout_info *l, const uint8_t *unit, int32_t lane, uint8_t *out);
 
 float mat_half_to_float(uint16_t h);
 

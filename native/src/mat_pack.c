@@ -21,11 +21,10 @@ static const mat_layout_info layouts[] = {
     PAIR(MAT_Q8_0, 32, 34, MAT_S32, 1088, {0, 2}, {34, 2}, {2, 32}, {36, 32}),
     PAIR(MAT_IQ4_NL, 32, 18, MAT_S32, 576, {0, 2}, {18, 2}, {2, 16}, {20, 16}),
     SUPER(MAT_Q2_K, 84, MAT_SM16, 1344, {80, 2}, {82, 2}, {0, 16}, {16, 64}),
-    SUPER(MAT_Q3_K, 110, MAT_S16, 1792, {108, 2}, {108, 0}, {96, 12}, {0, 16}, {32, 16}, {16, 16}, {48, 48}),
+    SUPER(MAT_Q3_K, 110, MAT_S16, 1792, {108, 2}, {108, 0}, {96, 12}, {0, 32}, {32, 64}),
     SUPER(MAT_Q4_K, 144, MAT_SM32, 2304, {0, 2}, {2, 2}, {4, 12}, {16, 128}),
-    SUPER(MAT_Q5_K, 176, MAT_SM32, 2816, {0, 2}, {2, 2}, {4, 12}, {16, 16}, {48, 16}, {32, 16}, {64, 112}),
-    SUPER(MAT_Q6_K, 210, MAT_S16, 3392, {208, 2}, {208, 0}, {192, 16}, {0, 16}, {128, 16}, {16, 16}, {144, 16}, {32, 48},
-          {160, 16}, {80, 16}, {176, 16}, {96, 32}),
+    SUPER(MAT_Q5_K, 176, MAT_SM32, 2816, {0, 2}, {2, 2}, {4, 12}, {16, 32}, {48, 128}),
+    SUPER(MAT_Q6_K, 210, MAT_S16, 3392, {208, 2}, {208, 0}, {192, 16}, {0, 128}, {128, 64}),
 };
 
 const mat_layout_info *mat_layout_of(int32_t type)
@@ -63,6 +62,64 @@ static uint8_t *transpose(const uint8_t *const *rows, size_t offset, int32_t n_b
     return dst;
 }
 
+/* dst |= ((src >> from) & mask) << to in every byte of a 64-byte line. */
+static void move_bits(uint8_t *dst, int to, const uint8_t *src, int from, unsigned mask)
+{
+    const uint64_t m = mask * 0x0101010101010101u;
+    for (int i = 0; i < 64; i += 8) {
+        uint64_t s, d;
+        memcpy(&s, src + i, 8);
+        memcpy(&d, dst + i, 8);
+        d |= ((s >> from) & m) << to;
+        memcpy(dst + i, &d, 8);
+    }
+}
+
+/* The lines (64 bytes: 4 values of 16 rows) of a K type's codes between the file's order, in which a line holds bits of several
+ * blocks, and the panel's, in which each block of 32 has its own: nibbles (4 lines), pairs of bits (2), single bits (1).
+ * In the file (dequant.c): nibbles of block b in line group low(b); pairs and single bits of all blocks in the same lines. */
+static void regroup(int32_t type, uint8_t *panel, uint8_t *file, bool to_panel)
+{
+    const bool six = type == MAT_Q6_K, nibbles = six || type == MAT_Q4_K || type == MAT_Q5_K;
+    const bool pairs = six || type == MAT_Q2_K || type == MAT_Q3_K, singles = type == MAT_Q3_K || type == MAT_Q5_K;
+    uint8_t *low = file + (singles ? 512 : 0), *two = six ? low + 2048 : low, *one = file;
+    for (int b = 0; b < 8; b++) {
+        for (int g = 0; g < 8; g++) {
+            uint8_t *p = panel;
+            if (nibbles) {
+                const int line = six ? (b / 4 * 2 + b % 2) * 8 + g : b / 2 * 8 + g, shift = six ? b % 4 / 2 * 4 : b % 2 * 4;
+                uint8_t *f = low + line * 64, *q = p + g % 4 * 64;
+                to_panel ? move_bits(q, g / 4 * 4, f, shift, 15) : move_bits(f, shift, q, g / 4 * 4, 15);
+                p += 256;
+            }
+            if (pairs) {
+                uint8_t *f = two + (b / 4 * 8 + g) * 64, *q = p + g / 4 * 64;
+                to_panel ? move_bits(q, g % 4 * 2, f, b % 4 * 2, 3) : move_bits(f, b % 4 * 2, q, g % 4 * 2, 3);
+                p += 128;
+            }
+            if (singles)
+                to_panel ? move_bits(p, g, one + g * 64, b, 1) : move_bits(one + g * 64, b, p, g, 1);
+        }
+        panel += nibbles * 256 + pairs * 128 + singles * 64;
+    }
+}
+
+static size_t head_of(const mat_layout_info *l) /* scales before the codes */
+{
+    return l->type == MAT_Q2_K || l->type == MAT_Q6_K ? 320 : 256;
+}
+
+const uint8_t *mat_file_order(const mat_layout_info *l, const uint8_t *unit, uint8_t *room)
+{
+    if (l->block_values != 256)
+        return unit;
+    const size_t head = head_of(l);
+    memcpy(room, unit, head);
+    memset(room + head, 0, (size_t)l->panel_unit - head);
+    regroup(l->type, (uint8_t *)(uintptr_t)unit + head, room + head, false);
+    return room;
+}
+
 void mat_pack_units(const mat *src, int64_t o0, int64_t u0, int64_t u1, uint8_t *dst)
 {
     const mat_layout_info *l = mat_layout_of(src->type);
@@ -88,11 +145,18 @@ void mat_pack_units(const mat *src, int64_t o0, int64_t u0, int64_t u1, uint8_t 
         if (l->type == MAT_Q8_0)
             for (uint8_t *q = dst + 64; q < end; q++)
                 *q ^= 0x80;
+        if (l->block_values == 256) {
+            uint8_t file[MAT_UNIT_MAX];
+            const size_t head = head_of(l);
+            memcpy(file, dst + head, (size_t)l->panel_unit - head);
+            memset(dst + head, 0, (size_t)l->panel_unit - head);
+            regroup(l->type, dst + head, file, true);
+        }
         dst = end;
     }
 }
 
-void mat_unpack_unit(const mat_layout_info *l, const uint8_t *unit, int32_t lane, uint8_t *out)
+void mat_unpack_lane(const mat_layout_info *l, const uint8_t *unit, int32_t lane, uint8_t *out)
 {
     if (l->n_fields == 0)
         for (int32_t i = 0; i < l->unit_bytes; i += l->word)
@@ -128,10 +192,10 @@ void mat_row_f32(const mat *m, int64_t row, float *out)
     }
     const int64_t n_units = units_of(l, m->n_in);
     const uint8_t *unit = (const uint8_t *)m->data + (size_t)(row / MAT_LANES) * (size_t)n_units * (size_t)l->panel_unit;
-    uint8_t bytes[256];
+    uint8_t bytes[256], room[MAT_UNIT_MAX];
     for (int64_t u = 0; u < n_units; u++, unit += l->panel_unit) {
         int64_t n = m->n_in - u * l->unit_values;
-        mat_unpack_unit(l, unit, (int32_t)(row % MAT_LANES), bytes);
+        mat_unpack_lane(l, mat_file_order(l, unit, room), (int32_t)(row % MAT_LANES), bytes);
         mat_dequantize(m->type, bytes, out + u * l->unit_values, n < l->unit_values ? n : l->unit_values);
     }
 }

@@ -83,8 +83,9 @@ INLINE void add_fifth_bits(vi mask, vi *w)
     }
 }
 
-/* Line of vector g where two fields take turns, four lines each: the first field's; the second's is 4 further on. */
-INLINE int turn(const int g) { return (g & 3) + (g >> 2) * 8; }
+/* Left by n bits, or right by -n, across bytes: mask what counts. */
+INLINE vi shifted(vi v, const int n) { return n >= 0 ? _mm512_slli_epi16(v, n >= 0 ? n : 0) : _mm512_srli_epi16(v, n < 0 ? -n : 0); }
+INLINE vi or_bits(vi v, vi more, const int mask) { return _mm512_ternarylogic_epi32(v, more, bytes(mask), 0xf8); /* v | (more & mask) */ }
 
 /* Block b of the unit at p as codes. */
 INLINE void codes_of(const int type, const uint8_t *p, const int b, vi *w)
@@ -111,39 +112,29 @@ INLINE void codes_of(const int type, const uint8_t *p, const int b, vi *w)
         }
         if (five)
             add_fifth_bits(load_i(p + scales + b * 64), w);
-    } else if (type == MAT_Q4_K || type == MAT_Q5_K) {
-        const uint8_t *q = p + 64 + 192;
+    } else if (type == MAT_Q2_K || type == MAT_Q3_K) {
+        const uint8_t *q = p + (type == MAT_Q2_K ? 320 + b * 128 : 256 + b * 192);
 #pragma GCC unroll 8
         for (int g = 0; g < 8; g++) {
-            const vi v = load_i(q + 64 * (type == MAT_Q4_K ? b / 2 * 8 + g : b < 2 ? turn(g) + 4 : 8 + b / 2 * 8 + g));
-            w[g] = b & 1 ? high_nibble(v) : low_nibble(v);
-            if (type == MAT_Q5_K) {
-                const vi h = load_i(q + 64 * turn(g));
-                const vi at4 = b < 4 ? _mm512_slli_epi16(h, b < 4 ? 4 - b : 0) : _mm512_srli_epi16(h, b < 4 ? 0 : b - 4);
-                w[g] = _mm512_ternarylogic_epi32(w[g], at4, bytes(16), 0xf8); /* w | (at4 & 16) */
-            }
+            w[g] = _mm512_and_si512(_mm512_srli_epi16(load_i(q + g / 4 * 64), g % 4 * 2), bytes(3));
+            if (type == MAT_Q3_K)
+                w[g] = or_bits(w[g], shifted(load_i(q + 128), 2 - g), 4);
         }
-    } else if (type == MAT_Q6_K) {
-        const uint8_t *q = p + 64 + 256 + b / 4 * 1536;
-#pragma GCC unroll 8
-        for (int g = 0; g < 8; g++) {
-            const vi v = load_i(q + 64 * (b & 1 ? 16 + g : turn(g))), high = load_i(q + 64 * (turn(g) + 4));
-            const int quarter = b % 4;
-            const vi at4 = quarter < 2 ? _mm512_slli_epi16(high, quarter < 2 ? 4 - 2 * quarter : 0)
-                                       : _mm512_srli_epi16(high, quarter < 2 ? 0 : 2 * quarter - 4);
-            w[g] = _mm512_ternarylogic_epi32(quarter < 2 ? low_nibble(v) : high_nibble(v), at4, bytes(0x30), 0xf8);
+    } else {
+        const int lines = type == MAT_Q4_K ? 4 : type == MAT_Q5_K ? 5 : 6;
+        const uint8_t *q = p + (type == MAT_Q6_K ? 320 : 256) + b * lines * 64;
+#pragma GCC unroll 4
+        for (int g = 0; g < 4; g++) {
+            const vi v = load_i(q + g * 64);
+            w[g] = low_nibble(v);
+            w[g + 4] = high_nibble(v);
         }
-    } else { /* Q2_K, Q3_K */
-        const uint8_t *q = p + (type == MAT_Q2_K ? 64 + 256 : 64 + 192);
 #pragma GCC unroll 8
         for (int g = 0; g < 8; g++) {
-            const int line = type == MAT_Q2_K ? b / 4 * 8 + g : b < 4 ? turn(g) + 4 : 16 + g;
-            w[g] = _mm512_and_si512(_mm512_srli_epi16(load_i(q + 64 * line), 2 * (b % 4)), bytes(3));
-            if (type == MAT_Q3_K) {
-                const vi h = load_i(q + 64 * turn(g));
-                const vi at2 = b < 2 ? _mm512_slli_epi16(h, b < 2 ? 2 - b : 0) : _mm512_srli_epi16(h, b < 2 ? 0 : b - 2);
-                w[g] = _mm512_ternarylogic_epi32(w[g], at2, bytes(4), 0xf8);
-            }
+            if (type == MAT_Q5_K)
+                w[g] = or_bits(w[g], shifted(load_i(q + 256), 4 - g), 16);
+            if (type == MAT_Q6_K)
+                w[g] = or_bits(w[g], shifted(load_i(q + 256 + g / 4 * 64), 4 - g % 4 * 2), 0x30);
         }
     }
 }

@@ -100,10 +100,12 @@ void mat_expand_c(int32_t type, const uint8_t *panel, int64_t n_units, uint8_t *
     }
     const int n_blocks = l->unit_values / 32, n_scales = scales_of_class[l->class];
     for (int64_t n = 0; n < n_units; n++, panel += l->panel_unit) {
+        uint8_t room[MAT_UNIT_MAX];
+        const uint8_t *unit = mat_file_order(l, panel, room);
         for (int lane = 0; lane < MAT_LANES; lane++) {
             uint8_t raw[256], u[256];
             float s[32];
-            mat_unpack_unit(l, panel, lane, raw);
+            mat_unpack_lane(l, unit, lane, raw);
             switch (type) {
             case MAT_Q2_K: codes_q2_k(raw, u, s); break;
             case MAT_Q3_K: codes_q3_k(raw, u, s); break;
