@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from array import array
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from .output import Output
 
 PAUSE_AT = 512          # undelivered items at which a slow reader's sequence is paused
 RESUME_AT = 64
+_MARKUP = re.compile(r"<[^\s<>]+>|\[[A-Z/_]+\]")   # the look of a user-defined token that means something to a family
 MAX_STOP_TEXT = 2000    # characters of a prompt's tail that the log may ever show, with log_prompts only
 
 
@@ -81,6 +83,8 @@ class Runner:
         self.remember = remember
         self.specials = frozenset(model.specials)
         self.special_ids = frozenset(model.specials.values())
+        soft = [s for s, i in model.specials.items() if _MARKUP.fullmatch(s) and not model.is_control(i)]
+        self._markup = re.compile("|".join(map(re.escape, soft))) if soft else None
         stops = family.stops(self.specials)
         self.stop_ids = frozenset(model.eog) | {model.specials[s] for s in stops if s in self.specials}
         self.stop_texts = tuple(s for s in stops if s not in self.specials)
@@ -159,8 +163,19 @@ class Runner:
             if special:
                 tokens.append(specials[text])
             elif text:
-                tokens += self.model.tokenize(text)
+                tokens += self._words(text)
         return self.remember.splice(tokens) if self.remember is not None else tokens
+
+    def _words(self, text: str) -> list[int]:
+        """Text's tokens. The core finds user-defined tokens in any text; those that are markup are cut in two before it looks."""
+        if self._markup is None or not self._markup.search(text):
+            return self.model.tokenize(text)
+        tokens: list[int] = []
+        start = 0
+        for found in self._markup.finditer(text):
+            tokens += self.model.tokenize(text[start:found.start() + 1])
+            start = found.start() + 1
+        return tokens + self.model.tokenize(text[start:])
 
     # -- policy -------------------------------------------------------------------------------------------------------
 
