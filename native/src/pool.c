@@ -9,8 +9,8 @@
  * leader writes the next stage only when every chunk is done, so what is read then is that stage's, whatever the tag; the tag
  * keeps a worker that read a word of an old stage from taking from a new one without looking again.
  *
- * A busy machine (measured in ../lab): when the wait for the others stalls, the threads that hold chunks are left out for 5 ms,
- * and longer the next time, up to 200 ms; with two threads that means working alone. The same happens when the leader itself gets
+ * A busy machine (measured in ../lab): when the wait for the others grows long, threads that hold chunks without getting half of
+ * a core are left out for 5 ms, and longer the next time, up to 200 ms; with two threads that means working alone. The same happens when the leader itself gets
  * less than 85 % of a core: one worker stops so that the system can move the leader. Workers are pinned to one core each
  * inside the mask that the process was given, never to the leader's present core; the leader belongs to the caller and is
  * not pinned.
@@ -34,7 +34,7 @@
 enum {
     MAX_THREADS = 256,
     SPIN_IDLE = 4000,       /* pauses of an idle worker before it sleeps */
-    SPIN_STALL = 6000,      /* pauses of the leader before it calls a stage stalled */
+    SPIN_STALL = 3000,      /* pauses of the leader between looks at whom it waits for */
     WINDOW_NS = 4000000,    /* how often the leader looks at its own share of a core */
     ALONE_MIN_NS = 5000000,
     ALONE_MAX_NS = 200000000
@@ -45,6 +45,8 @@ typedef struct pool_thread {
     _Alignas(128) atomic_int busy; /* holds a chunk */
     int64_t left_out_until;        /* leader only */
     int64_t penalty;               /* leader only: ns of the next exclusion */
+    int64_t cpu_seen;              /* leader only: the thread's CPU time when a wait grew long */
+    clockid_t clock;
     pthread_t thread;
     int32_t core;                  /* -1: not pinned */
     int32_t index;
@@ -233,6 +235,8 @@ pool *pool_open(int32_t n_threads)
             pool_close(p);
             return NULL;
         }
+        if (pthread_getcpuclockid(p->t[i].thread, &p->t[i].clock) != 0)
+            p->t[i].clock = CLOCK_MONOTONIC; /* never seems to stall */
     }
     place_workers(p);
     return p;
@@ -322,19 +326,37 @@ static void look_at_share(pool *p, int64_t now)
             p->t[i].penalty -= p->t[i].penalty / 64;
 }
 
+static int64_t cpu_time(const pool_thread *t)
+{
+    return clock_ns(t->clock);
+}
+
+/* Leaves out threads that hold a chunk but have had less than half of a core since the last look. */
+static void leave_out_stalled(pool *p, int64_t *looked_at)
+{
+    const int64_t now = clock_ns(CLOCK_MONOTONIC), wall = now - *looked_at;
+    for (int32_t i = 1; i < p->n_threads; i++) {
+        pool_thread *t = &p->t[i];
+        const int64_t cpu = cpu_time(t);
+        if (*looked_at && atomic_load_explicit(&t->busy, memory_order_relaxed) && 2 * (cpu - t->cpu_seen) < wall)
+            leave_out(p, i, now);
+        t->cpu_seen = cpu;
+    }
+    *looked_at = now;
+}
+
 static void wait_done(pool *p, int32_t n_chunks)
 {
     int spins = 0;
+    int64_t looked_at = 0;
     while (atomic_load_explicit(&p->done, memory_order_acquire) != n_chunks) {
         pause_cpu();
-        if (++spins == SPIN_STALL) {
-            int64_t now = clock_ns(CLOCK_MONOTONIC);
-            for (int32_t i = 1; i < p->n_threads; i++)
-                if (atomic_load_explicit(&p->t[i].busy, memory_order_relaxed))
-                    leave_out(p, i, now);
-        } else if (spins > SPIN_STALL && spins % 256 == 0) {
-            sched_yield(); /* the worker may wait for this very core */
-        }
+        if (++spins < SPIN_STALL)
+            continue;
+        if (spins % SPIN_STALL == 0)
+            leave_out_stalled(p, &looked_at);
+        if (p->n_left_out && spins % 256 == 0)
+            sched_yield(); /* a stalled worker may wait for this very core */
     }
 }
 
