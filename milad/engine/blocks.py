@@ -65,6 +65,7 @@ class Blocks:
         self.cache = cache
         self.n_evicted = 0
         self.on_evict: Callable[[int, bytes, bytes, bytes], None] | None = None    # (block, key, parent, data), full ones
+        self.on_full: Callable[[int, bytes, bytes, bytes], None] | None = None     # likewise, when a block becomes known
         self._free = list(range(n_blocks))
         heapify(self._free)
         self._lru: OrderedDict[int, None] = OrderedDict()
@@ -174,6 +175,8 @@ class Blocks:
         self._key[block] = key
         self._parent[block] = parent
         self._children.setdefault((parent, data[:4]), {})[block] = None
+        if key is not None and self.on_full is not None:
+            self.on_full(block, key, parent, data)
         return block
 
     def _merge(self, block: int) -> None:

@@ -16,10 +16,11 @@ import threading
 import time
 from typing import Any, Callable
 
-from .. import log
+from .. import __version__, log
 from ..errors import ContextOverflow, EngineFault, MiladError
 from .base import Context, Fault, Interrupted, Item, Model, Request
 from .blocks import Blocks
+from .disk import Disk
 from .pace import Pace
 from .remember import Memory
 from .scheduler import Plan, Scheduler
@@ -71,7 +72,11 @@ class Engine:
         self._cache = cache
         self._speculate = speculate
         self.remember = Memory(model.token_bytes, model.is_control, frozenset(model.eog))
-        self._disk = None
+        self._disk: Disk | None = None
+        if disk_dir and disk_bytes > 0 and cache and context.block_bytes:
+            layout = f"{context.stat().get('isa', '')}-{__version__}"
+            self._disk = Disk(disk_dir, disk_bytes, fingerprint=model.info.fingerprint, kv_type=kv_type, layout=layout,
+                              block_bytes=context.block_bytes, wake=lambda: self._note(None))
         self._step_s = step_ms / 1000 if step_ms else None
         self._max_rows = min(context.max_rows, step_rows or context.max_rows)
         if not 1 <= parallel <= self._max_rows:
@@ -96,9 +101,10 @@ class Engine:
         scheduler = Scheduler(
             Blocks(self._context.n_blocks, cache=self._cache), n_ctx=self.n_ctx, parallel=self.parallel,
             max_rows=self._max_rows, token_bytes=self._model.token_bytes, copy=self._context.kv_copy,
-            pace=pace, speculate=Speculator(pace) if self._speculate else None, on_end=self._ended)
+            pace=pace, speculate=Speculator(pace) if self._speculate else None, on_end=self._ended,
+            tier=self._disk, write=self._context.kv_write)
         if self._disk is not None:
-            self._disk.attach(scheduler, self._context)
+            self._disk.attach(scheduler.blocks, self._context)
         return scheduler
 
     # -- any thread -------------------------------------------------------------------------------------------------------
@@ -207,7 +213,7 @@ class Engine:
             except Exception as e:      # a bug of ours: nobody may hang on it
                 self._reset(e)
                 continue
-            if plan is None:
+            if plan is None and not (self._disk is not None and self._disk.idle()):
                 self._sleep()
 
     def _take_notes(self) -> bool:
@@ -239,8 +245,6 @@ class Engine:
         """Until somebody comes, goes or resumes, or a delay is over."""
         with self._wake:
             if self._noted or self._stopping:
-                return
-            if self._disk is not None and self._disk.idle():
                 return
             wake_at = self._scheduler.wake_at()
             if wake_at is None:

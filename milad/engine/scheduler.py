@@ -22,6 +22,7 @@ from typing import Any, Callable
 from ..errors import EngineFault, MiladError
 from .base import BLOCK, WAIT, Admitted, Batch, Done, Fault, Item, Output, Prefill, SamplerArgs, Scored, Token
 from .blocks import ROOT, Blocks, chain_keys
+from .fetch import Fetches
 from .pace import Pace
 from .queue import Queue
 from .sequence import ACTIVE, ENDED, QUEUED, Sequence
@@ -54,7 +55,9 @@ class Scheduler:
 
     def __init__(self, blocks: Blocks, *, n_ctx: int, parallel: int, max_rows: int, token_bytes: Callable[[int], bytes],
                  copy: Callable[[int, int, int], None], pace: Pace | None = None, speculate: Any = None,
-                 on_end: Callable[[Sequence], None] | None = None) -> None:
+                 on_end: Callable[[Sequence], None] | None = None, tier: Any = None,
+                 write: Callable[[int, bytes], None] | None = None) -> None:
+        """copy, write: the context's kv_copy and kv_write. tier: disk.Disk or alike, the cache's second tier."""
         if blocks.n_blocks * BLOCK < n_ctx:
             raise ValueError(f"{blocks.n_blocks} blocks hold fewer than the {n_ctx} tokens of one request")
         self.blocks = blocks
@@ -64,8 +67,6 @@ class Scheduler:
         self.pace = pace or Pace()
         self.queue = Queue()
         self.active: list[Sequence] = []            # by order of arrival
-        self.on_register: Callable[[Sequence, int], None] | None = None    # (sequence, index of its block): full and computed
-        self.fetch: Callable[[Sequence, int], int] | None = None    # (sequence, n cached blocks) -> more brought into the cache
         self.n_preempted = self.n_prefilled = self.n_cached = self.n_generated = self.n_drafted = self.n_accepted = 0
         self._token_bytes = token_bytes
         self._copy = copy
@@ -73,6 +74,7 @@ class Scheduler:
         self._on_end = on_end
         self._pending: dict[bytes, Sequence] = {}   # keys of blocks that an active sequence is about to compute
         self._running: dict[str, int] = {}          # client -> active sequences
+        self._fetches = Fetches(blocks, tier, write, self._pending) if tier is not None and blocks.cache else None
         self._idle: list[Sequence] = []             # decoding, but paused by a slow reader
         self._touched: list[Sequence] = []
         self._n_added = 0
@@ -136,6 +138,8 @@ class Scheduler:
         """The next step, or None: nothing can run before wake_at() or somebody's coming."""
         if now >= self._deadline:
             self._expire(now)
+        if self._fetches:
+            self._fetches.land(len(self.active))
         if self.queue:
             self._admit(now)
         rows: list[int] = []
@@ -267,12 +271,16 @@ class Scheduler:
     def _ready(self, seq: Sequence) -> bool:
         if seq.paused and seq.admitted:
             return False
-        if not self._pending or not seq.keys:
+        fetches = self._fetches
+        if self._pending and seq.keys and not (fetches is not None and seq in fetches):
+            if seq.wait_key is not None and seq.wait_key in self._pending:
+                return False
+            seq.wait_key = self._shared_key(seq)
+            if seq.wait_key is not None:
+                return False
+        if fetches is None or len(self.active) >= self.parallel:
             return True
-        if seq.wait_key is not None and seq.wait_key in self._pending:
-            return False
-        seq.wait_key = self._shared_key(seq)
-        return seq.wait_key is None
+        return fetches.ready(seq, len(self.active) + len(fetches) < self.parallel)
 
     def _shared_key(self, seq: Sequence) -> bytes | None:
         """The last block of seq's prompt, counted from what is cached on, that an active sequence is about to compute."""
@@ -291,14 +299,12 @@ class Scheduler:
         most = min(n - 1, seq.n_scored - 1) if seq.scoring else n - 1      # the last token's row is always computed
         data = seq.tokens.tobytes() if blocks.cache and most > 0 else b""
         found = blocks.match(seq.keys, data, most) if data else []
-        if data and self.fetch is not None and self.fetch(seq, len(found)):
-            found = blocks.match(seq.keys, data, most)
         n_total = (n - 1) // BLOCK + 1
         reserve = len(self.active)                          # each may soon want one more
         idle = sum(1 for b in found if not blocks.refs(b))
         if blocks.n_available - idle < n_total - len(found) + reserve:
             if self.active or blocks.n_available - idle < n_total - len(found):
-                return False
+                return bool(self._fetches and self._fetches.give_back()) and self._start(seq, now)
         for block in found:
             blocks.hold(block)
         seq.table.extend(found)
@@ -331,6 +337,8 @@ class Scheduler:
 
     def _started(self, seq: Sequence, now: float) -> None:
         self.queue.taken(seq)
+        if self._fetches:
+            self._fetches.drop(seq)
         seq.state = ACTIVE
         client = seq.request.client
         self._running[client] = self._running.get(client, 0) + 1
@@ -353,6 +361,8 @@ class Scheduler:
             if block is not None:
                 seq.table.append(block)
                 return
+            if self._fetches and self._fetches.give_back():
+                continue
             self._preempt()
             if seq.state != ACTIVE:
                 return
@@ -393,6 +403,8 @@ class Scheduler:
 
     def _end(self, seq: Sequence) -> None:
         seq.state = ENDED
+        if self._fetches:
+            self._fetches.drop(seq)
         if self._on_end is not None:
             self._on_end(seq)
 
@@ -486,8 +498,6 @@ class Scheduler:
                 seq.table[i] = blocks.register(seq.table[i], seq.keys[i - 1] if i else ROOT,
                                                seq.tokens[i * BLOCK:(i + 1) * BLOCK].tobytes(), key)
                 seq.n_registered = i + 1
-                if self.on_register is not None:
-                    self.on_register(seq, i)
         elif seq.n_output == 0 and seq.n_computed == seq.n_prompt:
             self._seal(seq)
 
@@ -539,7 +549,7 @@ class Scheduler:
 
     def check(self) -> None:
         """The invariants between steps; AssertionError where one fails."""
-        self.blocks.check([s.table for s in self.active])
+        self.blocks.check([*(s.table for s in self.active), *(self._fetches.tables() if self._fetches else ())])
         for seq in self.active:
             assert seq.state == ACTIVE and seq.n_computed < len(seq.tokens)
             assert len(seq.table) * BLOCK >= seq.n_computed
@@ -547,6 +557,6 @@ class Scheduler:
             assert seq.n_output == len(seq.tokens) - seq.n_prompt
         assert len(self.active) <= self.parallel
         for key, seq in self._pending.items():
-            assert seq.state == ACTIVE and key in seq.keys[seq.n_registered:]
+            assert seq.state == ACTIVE and key in seq.keys[seq.n_registered:] or seq in self._fetches
         for seq in self.queue:
             assert seq.state == QUEUED and not seq.table

@@ -20,7 +20,7 @@ class Sequence:
     __slots__ = ("request", "tokens", "n_prompt", "max_tokens", "sampler", "constraint", "stop_ids", "play",
                  "state", "order", "table", "keys", "n_registered", "n_computed", "n_cached", "n_scored", "n_output",
                  "admitted", "due", "wait_key", "position", "started_at", "cancelled", "paused", "items", "handle", "drafter",
-                 "speculates")
+                 "speculates", "fetched")
 
     def __init__(self, request: Request, n_ctx: int) -> None:
         self.request = request
@@ -46,6 +46,7 @@ class Sequence:
         self.admitted = False       # its Admitted was delivered
         self.due = 0.0              # no row before this time (scripted delays)
         self.wait_key: bytes | None = None      # in the queue: the block that another sequence is computing for both
+        self.fetched = False        # the second tier was asked
         self.position = -1          # in the queue, as last reported
         self.started_at = 0.0
         self.cancelled = False

@@ -49,7 +49,13 @@ def naive(tokens: list[int], max_tokens: int, n_ctx: int, sampler: SamplerArgs, 
             return out, "context", n
 
 
+class Info:
+    fingerprint = 0xFEED
+    n_vocab = N_VOCAB
+
+
 class FakeModel:
+    info = Info()
     path = "fake.gguf"
     eog = frozenset({EOS})
     specials: dict[str, int] = {}
@@ -131,7 +137,7 @@ class FakeContext:
 
     def kv_write(self, block: int, data: bytes) -> None:
         assert len(data) == self.block_bytes
-        flat = array("i", data)
+        flat = array("i", bytes(data))
         self.kv[block][:] = [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]
 
     def interrupt(self) -> None:

@@ -27,13 +27,16 @@ class Bench:
     """A scheduler over the fake core, driven step by step without a thread."""
 
     def __init__(self, *, n_blocks: int = 64, n_ctx: int = 512, parallel: int = 4, max_rows: int = 64, cache: bool = True,
-                 speculate: bool = False, pace: Pace | None = None) -> None:
+                 speculate: bool = False, pace: Pace | None = None, tier: Any = None) -> None:
         pace = pace or Pace()
         self.context = FakeContext(n_blocks, max_rows)
         self.n_ctx = n_ctx
         self.scheduler = Scheduler(Blocks(n_blocks, cache=cache), n_ctx=n_ctx, parallel=parallel, max_rows=max_rows,
                                    token_bytes=FakeModel().token_bytes, copy=self.context.kv_copy, pace=pace,
-                                   speculate=Speculator(pace) if speculate else None)
+                                   speculate=Speculator(pace) if speculate else None, tier=tier,
+                                   write=self.context.kv_write)
+        if tier is not None:
+            tier.attach(self.scheduler.blocks, self.context)
         self.items: dict[Sequence, list[Any]] = {}
         self.plans: list[Any] = []
         self.now = 0.0
