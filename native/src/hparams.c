@@ -129,9 +129,7 @@ static int32_t read_heads(reader *r, hparams *hp) {
     if (!r->status && hp->n_rot % 2)
         return fail(MILAD_E_FORMAT, "%s: key '%s.rope.dimension_count' is %d, an odd number", gguf_path(r->g), r->arch,
                     hp->n_rot);
-    hp->attn_scale = (float)read_number(r, "attention.scale", 0, 100, 0);
-    if (hp->attn_scale == 0)
-        hp->attn_scale = (float)(1 / sqrt(hp->head_dim));
+    hp->attn_scale = (float)(1 / sqrt(hp->head_dim));
     return r->status;
 }
 
