@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from typing import Any, Mapping, Sequence
 
 from ..conversation import Format, Message, ToolChoice, Turn
@@ -256,7 +257,7 @@ class MessagesEncoder:
         if block.kind == "thinking":
             return {"type": "thinking", "thinking": block.text, "signature": signature(block.text)}
         return {"type": "tool_use", "id": f"toolu_{block.id}", "name": self._names.get(block.name, block.name),
-                "input": _input(block.text)}
+                "input": _input(block.text, block.complete)}
 
 
 def _frame(kind: str, **data: Any) -> Frame:
@@ -270,11 +271,44 @@ def _usage(usage: Usage) -> dict[str, Any]:
             "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens}}
 
 
-def _input(text: str) -> dict[str, Any]:
+def _input(text: str, complete: bool) -> dict[str, Any]:
+    """A call's arguments as an object; of a cut call what came whole, as the SDK reads the stream's pieces."""
     if not text.strip():
         return {}
     try:
         value = check_json(json.loads(text), "input")            # half surrogates and NaN would not be JSON again
     except (ValueError, RecursionError, MiladError):
-        return {_UNPARSED: text}
+        value = None if complete else partial_object(text)
     return value if isinstance(value, dict) else {_UNPARSED: text}
+
+
+_TOKEN = re.compile(r'\s*(?:([{\[])|([}\]])|[:,]|"(?:[^"\\]|\\.)*"|true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?'
+                    r"(?![\d.eE+-]))", re.DOTALL | re.ASCII)
+_MAX_TRIES = 4           # after a key, its colon or a comma there is no whole value yet: at most three tokens back
+
+
+def partial_object(text: str) -> Any:
+    """The beginning of a JSON value, closed after its last whole member (jiter's partial_mode, which the SDK uses). None: not JSON."""
+    stack: list[str] = []
+    ends: list[tuple[int, str]] = []
+    at = 0
+    while True:
+        token = _TOKEN.match(text, at)
+        if token is None:
+            break
+        at = token.end()
+        if token[1]:
+            stack.append("}" if token[1] == "{" else "]")
+        elif token[2] and (not stack or stack.pop() != token[2]):
+            return None
+        ends.append((at, "".join(reversed(stack))))
+        if len(ends) > _MAX_TRIES:
+            del ends[0]
+    if text[at:].lstrip()[:1] not in ("", *'"-0123456789tfn'):   # no beginning of a token
+        return None
+    for end, closers in reversed(ends):
+        try:
+            return check_json(json.loads(text[:end] + closers), "input")
+        except (ValueError, RecursionError, MiladError):
+            continue
+    return None

@@ -11,6 +11,7 @@ import pytest
 from milad.conversation import IMAGE_NOTE, Text, Thinking
 from milad.errors import ContextOverflow, MiladError
 from milad.events import BlockEnd, BlockStart, Delta, Failure, Finish, Started, Usage
+from milad.protocols.messages import partial_object
 from protocols.support import PROTOCOLS, anthropic_client, case, frames, generation, ident
 
 MESSAGES = PROTOCOLS["messages"]
@@ -209,6 +210,28 @@ def test_arguments_that_are_no_json_object(arguments: str) -> None:
                                       Finish("tool_calls", Usage(1)))])
     json.dumps(encoder.body(), allow_nan=False, ensure_ascii=False).encode()
     assert encoder.body()["content"][0]["input"] == {"__unparsedToolInput": arguments}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_cut_call_reads_as_the_sdk_reads_it(seed: int) -> None:
+    from jiter import from_json
+    rng = random.Random(seed)
+
+    def value(depth: int) -> Any:
+        kind = rng.randrange(8 if depth else 6)
+        if kind < 6:
+            return [None, True, -12.5e3, 0, 'a "q" \\ é\n{[', "7"][kind]
+        items = [value(depth - 1) for _ in range(rng.randrange(4))]
+        return items if kind == 6 else {f"k{i}": v for i, v in enumerate(items)}
+    text = json.dumps({f"k{i}": value(3) for i in range(4)}, ensure_ascii=seed % 2 == 0, indent=rng.choice([None, 1]))
+    for end in range(1, len(text) + 1):
+        assert partial_object(text[:end]) == from_json(text[:end].encode(), partial_mode=True), text[:end]
+
+
+def test_a_beginning_that_is_no_json_is_no_object() -> None:
+    for text in ("x", "{a", "}", '{"a": 1]', '{"a" "b" "c" "d" "e" "f"'):
+        assert partial_object(text) is None
+    assert partial_object("[1, 2") == [1, 2]
 
 
 def test_errors_in_the_sdk() -> None:
