@@ -19,7 +19,7 @@ QUEUED, ACTIVE, ENDED = range(3)
 class Sequence:
     __slots__ = ("request", "tokens", "n_prompt", "max_tokens", "sampler", "constraint", "stop_ids", "play",
                  "state", "order", "table", "keys", "n_registered", "n_computed", "n_cached", "n_scored", "n_output",
-                 "admitted", "due", "wait_key", "position", "started_at", "cancelled", "paused", "items", "handle", "drafter",
+                 "admitted", "announced", "due", "wait_key", "position", "started_at", "cancelled", "paused", "items", "handle", "drafter",
                  "speculates", "fetched")
 
     def __init__(self, request: Request, n_ctx: int) -> None:
@@ -43,7 +43,8 @@ class Sequence:
         self.n_cached = 0
         self.n_scored = 0           # prompt tokens whose logprob was delivered, the first counted without one
         self.n_output = 0
-        self.admitted = False       # its Admitted was delivered
+        self.admitted = False       # it had a place at least once
+        self.announced = False      # its Admitted was delivered
         self.due = 0.0              # no row before this time (scripted delays)
         self.wait_key: bytes | None = None      # in the queue: the block that another sequence is computing for both
         self.fetched = False        # the second tier was asked

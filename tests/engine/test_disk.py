@@ -283,7 +283,7 @@ def test_cancel_while_it_is_being_read(tmp_path: Path) -> None:
     inner = e._disk._read
     e._disk._read = lambda *a: (gate.wait(10), inner(*a))[1]
     reader = Reader(e, prompt(1, 200), 5)
-    until(lambda: e._disk._reads or len(e._scheduler._fetches))
+    until(lambda: e._disk._reads or len(e._scheduler.places.fetches))
     reader.handle.cancel()
     until(lambda: not e._live)
     gate.set()

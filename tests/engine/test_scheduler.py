@@ -66,7 +66,7 @@ class Bench:
         for seq, items in self.scheduler.take():
             assert items
             self.items[seq] += items
-        self.scheduler.check()
+        self.scheduler.places.check()
         return plan is not None
 
     def run(self, most: int = 10_000) -> None:
@@ -173,7 +173,7 @@ def test_preempted_sequences_resume_with_the_same_text() -> None:
     b.run()
     for seq in seqs:
         b.assert_right(seq)
-    assert b.scheduler.n_preempted > 0
+    assert b.scheduler.places.n_preempted > 0
 
 
 def test_running_streams_get_a_row_in_every_step() -> None:

@@ -59,7 +59,7 @@ def schedule(seed: int) -> None:
         tier.work()
         b.run()
     assert b.scheduler.n_live == 0 and b.scheduler.blocks.n_available == b.scheduler.blocks.n_blocks
-    assert not b.scheduler._pending and not b.scheduler._running
+    assert not b.scheduler.places.pending and not b.scheduler.places.running
     for seq in seqs:
         if seq in cancelled:
             assert not [i for i in b.items[seq] if isinstance(i, (Done, Fault))]
