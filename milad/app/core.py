@@ -96,7 +96,7 @@ class App:
         exchange.request_id = exchange.request_id or "req_" + secrets.token_hex(12)
         status = 0
         if isinstance(error, WireError):
-            status = error.status
+            status, exchange.label = error.status, error.rule
             error = MiladError("too_large" if status == 413 else "invalid", error.message, code=error.rule)
         elif not isinstance(error, MiladError):
             log.logger.error("%s: %s: %s", exchange.request_id, type(error).__name__, error, exc_info=error)
@@ -108,12 +108,12 @@ class App:
         return self._reply(exchange, status or own_status, sse.dumps(answer), "application/json", (*error.headers, *fields))
 
     def done(self, exchange: Exchange) -> None:
-        if self.settings.access_log and exchange.request:
-            took = exchange.ended_s - exchange.received_s
-            gone = " (client left)" if exchange.disconnected else ""
-            self.settings.access_log(f"{exchange.client} {exchange.request.method} {exchange.request.path} {exchange.status} "
-                                     f"{exchange.n_sent}B {took * 1000:.0f}ms {exchange.request_id}{exchange.label and ' '}"
-                                     f"{exchange.label}{gone}")
+        if self.settings.access_log:
+            request = exchange.request
+            asked = f"{request.method} {request.path}" if request else "unreadable"
+            self.settings.access_log(f"{exchange.client} {asked} {exchange.status} {exchange.n_sent}B "
+                                     f"{(exchange.ended_s - exchange.received_s) * 1000:.0f}ms {exchange.request_id}"
+                                     f"{exchange.label and ' '}{exchange.label}{' (client left)' if exchange.disconnected else ''}")
 
     # For the routes
 

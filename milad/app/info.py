@@ -39,7 +39,7 @@ def _rfc3339(seconds: int) -> str:
 
 
 def codex_object(served: Served) -> dict[str, Any]:
-    """Codex's ModelInfo (openai/codex, codex-rs/protocol/src/openai_models.rs). Empty base_instructions leave Codex its own."""
+    """Codex's ModelInfo: the fields without a default in openai/codex, codex-rs/protocol/src/openai_models.rs, and the window."""
     n_ctx = served.runner.n_ctx
     thinks = bool(getattr(served.runner.family, "thinks", False))
     return {

@@ -36,6 +36,7 @@ class Settings:
     linger_s: float = 2.0                     # after an early error
     linger_bytes: int = 256 << 20
     max_connections: int = 512
+    max_body_bytes: int = 256 << 20           # of all requests that are not answered yet
     pipeline_bytes: int = 65536               # read ahead of the present request
     high_water: int = 65536                   # unsent bytes of an answer at which its client counts as stalled
     shutdown_s: float = 1.0                   # for handlers' last words once a drain is over
@@ -127,6 +128,7 @@ class _Connection(asyncio.Protocol):
         self._handler: Handler | None = None
         self._refusal: Exception | None = None
         self._body: list[bytes] = []
+        self._n_body = 0                      # bytes of it, counted in server.n_body_bytes
         self._n_received = 0                  # bytes since the head ended, or since lingering began
         self._body_from = 0.0
         self._lost = self._lingering = self._paused = False
@@ -167,7 +169,7 @@ class _Connection(asyncio.Protocol):
             self._disconnect()
             return False
         self._pump()
-        return not self._lost and self._lingering
+        return self._lingering and not self.transport.is_closing()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost = True
@@ -176,6 +178,8 @@ class _Connection(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         self._disconnect()
+        if self.task is None:
+            self._drop_body()
         self.server.changed()
 
     def pause_writing(self) -> None:
@@ -184,7 +188,7 @@ class _Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.stalled = False
-        if self._what == "stall":
+        if self._what == "stall" and not self.transport.is_closing():
             self._wait("", 0)
         if self._writable and not self._writable.done():
             self._writable.set_result(None)
@@ -217,7 +221,7 @@ class _Connection(asyncio.Protocol):
                 self._on_head(event)
             elif isinstance(event, wire.Data):
                 if not self._refusal:
-                    self._body.append(event.data)
+                    self._on_data(event.data)
             elif isinstance(event, wire.End):
                 self._on_end()
             else:
@@ -236,7 +240,7 @@ class _Connection(asyncio.Protocol):
 
     def _on_head(self, request: wire.Request) -> None:
         exchange = self.exchange = _Exchange(self, request)
-        self._refusal, self._handler, self._body = None, None, []
+        self._refusal, self._handler = None, None
         self._n_received, self._body_from = 0, self.loop.time()
         try:
             self._handler = self.server.application.begin(exchange)
@@ -248,6 +252,18 @@ class _Connection(asyncio.Protocol):
             self._wait("body", self.settings.body_grace_s)
             self.write(self.wire.send_continue())
 
+    def _on_data(self, data: bytes) -> None:
+        self._body.append(data)
+        self._n_body += len(data)
+        self.server.n_body_bytes += len(data)
+        if self.server.n_body_bytes > self.settings.max_body_bytes:
+            self._drop_body()
+            self._refusal = MiladError("overloaded", "the server holds too many unanswered requests", retry_after_s=5)
+
+    def _drop_body(self) -> None:
+        self.server.n_body_bytes -= self._n_body
+        self._body, self._n_body = [], 0
+
     def _on_end(self) -> None:
         exchange = self.exchange
         assert exchange is not None
@@ -257,7 +273,7 @@ class _Connection(asyncio.Protocol):
             self._finish(exchange)
             return
         exchange.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body = []
+        self._body = []                       # _n_body stays counted until the answer ends
         self.task = self.loop.create_task(self._run(self._handler, exchange))
         self.task.add_done_callback(lambda _: self._finish(exchange))  # also for a task cancelled before its first step
 
@@ -280,6 +296,7 @@ class _Connection(asyncio.Protocol):
     def _finish(self, exchange: _Exchange) -> None:
         """An answer has ended, well or not: on to the next request, or close."""
         self.exchange = self.task = None
+        self._drop_body()
         self._refusal, self._handler = None, None
         exchange.ended_s = self.loop.time()
         self.server.application.done(exchange)
@@ -292,7 +309,7 @@ class _Connection(asyncio.Protocol):
             self._close()
         else:
             self.wire.start_next()
-            self._wait("idle", self.settings.idle_s)
+            self._wait("idle", self.settings.stall_s if self.stalled else self.settings.idle_s)
             if self._paused:
                 self._paused = False
                 self.transport.resume_reading()
@@ -304,6 +321,7 @@ class _Connection(asyncio.Protocol):
         exchange = self.exchange or _Exchange(self, self.wire.request)
         self._reply_error(exchange, error, True)
         self.exchange, self._refusal = None, None
+        self._drop_body()
         exchange.ended_s = self.loop.time()
         self.server.application.done(exchange)
         self._linger()
@@ -319,10 +337,13 @@ class _Connection(asyncio.Protocol):
     # Ends
 
     def _close(self) -> None:
+        """Once what was written is sent."""
         if self.wire.n_buffered:
             self._linger()
-        else:
-            self.transport.close()
+            return
+        self.transport.close()
+        if not self._lost and self.transport.get_write_buffer_size():
+            self._wait("stall", self.settings.stall_s)
 
     def _linger(self) -> None:
         if self._lost or self._lingering:
@@ -364,7 +385,7 @@ class _Connection(asyncio.Protocol):
             self._timer = self.loop.call_at(self._due, self._tick)
         elif self._what == "head" or self._what == "body":
             self._refuse(TimedOut(self._what))
-        elif self._what == "idle":
+        elif self._what == "idle" and not self.transport.get_write_buffer_size():
             self.transport.close()
         else:
             self.transport.abort()
@@ -392,6 +413,7 @@ class Server:
         self.settings = settings
         self.loop = asyncio.get_running_loop()
         self.connections: set[_Connection] = set()
+        self.n_body_bytes = 0
         self.draining = False
         self._listeners: list[asyncio.AbstractServer] = []
         self._change: asyncio.Future[None] | None = None
@@ -400,10 +422,7 @@ class Server:
         """Serves on bound sockets (bind_tcp, bind_unix, or a service manager's)."""
         for sock in sockets:
             sock.setblocking(False)
-            listener = await self.loop.create_server(lambda: _Connection(self), sock=sock, ssl=ssl, backlog=256) \
-                if sock.family != getattr(socket, "AF_UNIX", None) \
-                else await self.loop.create_unix_server(lambda: _Connection(self), sock=sock, ssl=ssl, backlog=256)
-            self._listeners.append(listener)
+            self._listeners.append(await self.loop.create_server(lambda: _Connection(self), sock=sock, ssl=ssl, backlog=256))
 
     @property
     def ports(self) -> list[int]:

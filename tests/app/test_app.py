@@ -272,6 +272,59 @@ def test_model_names(live: Live) -> None:
     assert ask(live, "/v1/chat/completions", CHAT).status == 200
 
 
+HOSTILE: list[Any] = [None, True, False, -1, 0, 1, 2**31, 2**63, 10**299, -2**63, 1.5, -0.0, 1e308, 5e-324, "", "5", "x" * 10_000, "\0", [], [[]], [None], [0], [""],
+                      {}, {"": None}, {"type": "text"}, {"type": 1}, [{}], [{"type": "x"}], [[[[[[[[]]]]]]]], {"a": {"b": {"c": []}}}, [{"role": "user"}] * 50]
+FULL = {
+    "/v1/chat/completions": {"model": "m", "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "r"}], "tools": [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}],
+        "tool_choice": "auto", "n": 1, "stop": ["x"], "seed": 1, "temperature": 1, "top_p": 1, "logprobs": True, "top_logprobs": 2, "logit_bias": {"5": 1}, "max_tokens": 5,
+        "response_format": {"type": "text"}, "stream_options": {"include_usage": True}, "reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}, "stream": False},
+    "/v1/completions": {"model": "m", "prompt": ["hi"], "n": 1, "best_of": 1, "echo": False, "suffix": None, "logprobs": 1, "stop": "x", "max_tokens": 5, "logit_bias": {"5": 1}},
+    "/v1/responses": {"model": "m", "instructions": "i", "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}, {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "r"}], "tools": [{"type": "function", "name": "f", "parameters": {}}], "tool_choice": "auto",
+        "text": {"format": {"type": "text"}}, "reasoning": {"effort": "low"}, "include": [], "max_output_tokens": 5, "metadata": {"a": "b"}, "truncation": "auto", "store": False},
+    "/v1/messages": {"model": "m", "max_tokens": 5, "system": [{"type": "text", "text": "s"}], "messages": [{"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": "s"}, {"type": "tool_use", "id": "t1", "name": "f", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "r"}]}]}],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "auto"}, "stop_sequences": ["x"], "thinking": {"type": "disabled"}, "temperature": 1},
+}
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    found = [path] if path else []
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        found += places(value[key], (*path, key))
+    return found
+
+
+def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    if not path:
+        return new
+    copy = value.copy()
+    copy[path[0]] = replaced(value[path[0]], path[1:], new)
+    return copy
+
+
+@pytest.mark.parametrize("path", APIS)
+def test_hostile_values_everywhere(live: Live, path: str) -> None:
+    """Every value of a full request, at every depth, replaced by every hostile one: never a 5xx, always the dialect's error or an answer."""
+    client = http.client.HTTPConnection("127.0.0.1", live.port, timeout=20)
+    full = FULL[path]
+    n_ok = 0
+    for place in places(full):
+        for value in HOSTILE:
+            client.request("POST", path, json.dumps(replaced(full, place, value)), {"Content-Type": "application/json"})
+            answer = Answer(client.getresponse())
+            assert answer.status in (200, 400, 404), (place, value, answer.data)
+            n_ok += answer.status == 200
+            if answer.status != 200:
+                assert error_of(answer, path)["message"], (place, value)
+    client.close()
+    assert n_ok > 40
+
+
 # Errors before the first byte
 
 

@@ -91,6 +91,9 @@ class Echo:
             await asyncio.sleep(0.01)
         exchange.end()
 
+    async def big(self, exchange: Exchange) -> None:
+        exchange.reply(Reply(200, (), b"x" * 30_000_000))
+
     async def bug(self, exchange: Exchange) -> None:
         raise KeyError("a bug")
 
@@ -362,6 +365,28 @@ def test_a_stalled_reader_holds_only_itself_up(live: Live, echo: Echo) -> None:
     assert echo.n_written > before  # reading on lets it go on
     assert echo.cancelled.wait(5)  # and after stall_s without reading it is cut
     reset(sock)
+
+
+@pytest.mark.parametrize("connection", [b"close", b"keep-alive"])
+def test_a_reader_that_never_comes_back_is_dropped(live: Live, connection: bytes) -> None:
+    sock = live.connect(b"GET /big HTTP/1.1\r\nHost: a\r\nConnection: %b\r\n\r\n" % connection)
+    until(lambda: live.server.connections)
+    until(lambda: not live.server.connections)
+    sock.close()
+
+
+def test_unanswered_bodies_are_bounded(echo: Echo) -> None:
+    with serving(echo, replace(FAST, max_body_bytes=1_000_000)) as live:
+        held = live.connect(b"POST /slow HTTP/1.1\r\nHost: a\r\nContent-Length: 600000\r\n\r\n" + b"x" * 600_000)
+        assert echo.entered.wait(5)
+        out = read_all(live.connect(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 600000\r\n\r\n" + b"x" * 600_000))
+        assert status_of(out) == 429
+        assert live.connect(GET).recv(20).startswith(b"HTTP/1.1 200")
+        held.close()
+        until(lambda: live.server.n_body_bytes == 0)
+        sock = live.connect(b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 600000\r\n\r\n" + b"x" * 600_000)
+        assert status_of(read_all(sock)) == 200
+        until(lambda: live.server.n_body_bytes == 0)
 
 
 def test_bugs(live: Live, echo: Echo) -> None:
