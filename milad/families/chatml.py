@@ -56,8 +56,7 @@ class ChatML:
 
     @classmethod
     def of(cls, template: str) -> "ChatML":
-        return cls(default_system(template), "You are a function calling AI model" in template,
-                   "tool" in template or "Qwen, created by" in template)
+        return cls(default_system(template), "You are a function calling AI model" in template, "tool" in template)
 
     def tools_by_default(self, model_name: str, n_params: int) -> bool:
         """Yes where the template knows tools and the model is not too small: below one billion parameters (Qwen2.5-0.5B; SmolLM2's

@@ -16,7 +16,7 @@ from .base import CallMarkup, Parser, Segment
 from .page import Page, arguments_json, calls, flatten, merged, result_text, split_system, tojson, tool_object
 from .parsing import MarkupParser
 from .pycall import PyCall
-from .readers import DONE, FAIL, MORE, SPACE, JsonCall, Reader
+from .readers import FAIL, MORE, SPACE, JsonCall, Reader
 
 BOS, EOT, EOM = "<|begin_of_text|>", "<|eot_id|>", "<|eom_id|>"
 PYTHON = "<|python_tag|>"

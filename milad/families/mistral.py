@@ -21,7 +21,7 @@ from .base import CallMarkup, Parser, Segment
 from .page import (Page, arguments, arguments_json, call_id, calls, flatten, merged, reminded, result_text, split_system, thinking,
                    tojson, tool_object)
 from .parsing import MarkupParser
-from .readers import DONE, FAIL, MAX_NAME, MORE, SPACE, JsonCall, Reader, Value
+from .readers import FAIL, MAX_NAME, MORE, SPACE, JsonCall, Reader, Value
 
 BOS, EOS = "<s>", "</s>"
 CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -62,7 +62,8 @@ class Mistral:
     def call_grammar(self, turn: Turn) -> CallMarkup:
         if self.v3:
             return CallMarkup(style="json", begin=CALLS + "[", end="]", separator="", trigger=CALLS)
-        return CallMarkup(style="named", begin=CALLS, middle=ARGS, end="", separator="", trigger=CALLS)
+        # where the model writes [CALL_ID] of its own accord, a mask that knows none would only mislead it
+        return CallMarkup(style="named", begin=CALLS, middle=ARGS, end="", separator="", trigger="" if self.ids else CALLS)
 
     def parser(self, turn: Turn, specials: AbstractSet[str]) -> Parser:
         return MistralParser(turn, specials, openers={CALLS: MistralCall}, think=THINK if self.thinks else None,
@@ -83,10 +84,11 @@ class Mistral:
             if self.tools_first and turn.tools:
                 self._tools(page, turn)
         users = [i for i, m in enumerate(messages) if m.role == "user"]
+        last_words = messages[users[-1]].text if users else ""
         for i, m in enumerate(messages):
             if m.role == "user":
                 # the templates compare by value: a user turn with the last one's words gets the tools too
-                if turn.tools and not self.tools_first and m.text == messages[users[-1]].text:
+                if turn.tools and not self.tools_first and m.text == last_words:
                     self._tools(page, turn)
                 lead = system + "\n\n" if self.v3 and system is not None and i == users[-1] else ""
                 between(page, "INST", lead + m.text)

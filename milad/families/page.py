@@ -9,7 +9,7 @@ import json
 import re
 from typing import AbstractSet, Any, Iterable, Sequence
 
-from ..conversation import IMAGE_NOTE, Image, Message, Text, Thinking, ToolCall, ToolResult, ToolSpec
+from ..conversation import IMAGE_NOTE, Image, Message, Part, Text, Thinking, ToolCall, ToolResult, ToolSpec
 from .base import Plain, Segment, Special
 
 REMINDER = ("<system-reminder>\n", "\n</system-reminder>")
@@ -29,11 +29,13 @@ class Page:
 
     def __init__(self, specials: AbstractSet[str], soft: Sequence[str] = ()) -> None:
         self._parts: list[Segment] = []
+        self._text: list[str] = []
         self._soft = [s for s in soft if s in specials]
         self._split = re.compile("(" + "|".join(map(re.escape, self._soft)) + ")") if self._soft else None
         self._specials = specials
 
     def mark(self, spelling: str) -> None:
+        self._flush()
         self._parts.append(Special(spelling))
 
     def mark_if_known(self, spelling: str) -> None:
@@ -43,13 +45,8 @@ class Page:
 
     def text(self, text: str) -> None:
         """A client's words, or the family's without markers."""
-        if not text:
-            return
-        last = self._parts[-1] if self._parts else None
-        if isinstance(last, Plain):
-            self._parts[-1] = Plain(last.text + text)
-        else:
-            self._parts.append(Plain(text))
+        if text:
+            self._text.append(text)
 
     def own(self, text: str) -> None:
         """The family's own words, soft markers in them as control tokens."""
@@ -63,7 +60,13 @@ class Page:
                 self.text(part)
 
     def segments(self) -> list[Segment]:
+        self._flush()
         return self._parts
+
+    def _flush(self) -> None:
+        if self._text:
+            self._parts.append(Plain("".join(self._text)))
+            self._text.clear()
 
 
 def split_system(messages: Sequence[Message]) -> tuple[str | None, list[Message]]:
@@ -88,12 +91,21 @@ def flatten(messages: Iterable[Message]) -> list[Message]:
 def merged(messages: Iterable[Message], roles: AbstractSet[str] = frozenset(("user", "assistant"))) -> list[Message]:
     """Same-role neighbours as one message, their texts joined by one newline (WIRE: families of strict alternation)."""
     out: list[Message] = []
+    parts: list[Part] = []                 # of the last one
+    spoke = False
     for m in messages:
         if out and m.role in roles and out[-1].role == m.role:
-            bare = not has_text(out[-1]) or not has_text(m)
-            out[-1] = Message(m.role, out[-1].parts + (() if bare else (Text("\n"),)) + m.parts)
-        else:
-            out.append(m)
+            if spoke and has_text(m):
+                parts.append(Text("\n"))
+            parts += m.parts
+            spoke = spoke or has_text(m)
+            continue
+        if out:
+            out[-1] = Message(out[-1].role, tuple(parts))
+        out.append(m)
+        parts, spoke = list(m.parts), has_text(m)
+    if out:
+        out[-1] = Message(out[-1].role, tuple(parts))
     return out
 
 

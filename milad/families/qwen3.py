@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import AbstractSet, Sequence
 
-from ..conversation import Message, Text, Thinking, Turn
+from ..conversation import Message, Thinking, Turn
 from .base import CallMarkup, Parser, Segment
 from .chatml import (CALLS, END, SOFT, STOPS, close_turn, open_turn, result_turn, system_turn, whole_turn, write_call)
 from .page import Page, calls, flatten, has_text, runs, split_system, thinking

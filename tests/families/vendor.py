@@ -15,7 +15,7 @@ import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from milad.conversation import Image, Message, Text, Thinking, ToolCall, ToolResult, Turn
+from milad.conversation import Image, Text, Thinking, ToolCall, ToolResult, Turn
 
 SHA256 = {
     "Qwen-Qwen2.5-7B-Instruct": "cd8e9439f0570856fd70470bf8889ebd8b5d1107207f67a5efb46e342330527f",
