@@ -52,7 +52,7 @@ static const mat_kernels *choose_kernels(void)
     if (avx512 && avx2 && !(wish && strcmp(wish, "avx2") == 0))
         return &mat_kernels_avx512;
 #endif
-#if defined(MILAD_KERNELS_AVX2)
+#if defined(MILAD_HAVE_AVX2)
     if (avx2)
         return &mat_kernels_avx2;
 #endif
@@ -293,7 +293,7 @@ static void mul_panels(const mul_job *job, int32_t i, int64_t p0, int32_t n, int
         for (int32_t tile = tile0; tile < tile1; tile++) {
             mat_tile x = tile_at(a, l, tile, k0);
             part.c = out->y + (int64_t)(tile - tile0) * a->nt * out->ld;
-            k->tile(l->class, &part, &x);
+            k->tile(w->type, &part, &x);
             if (out->bias && k0 + n_k == all)
                 add_bias(out->bias, part.c, out->ld, x.n_valid, n * MAT_LANES);
         }

@@ -8,7 +8,8 @@
  *
  * Expanded panels. For many rows of activations a stretch of a panel is expanded once: per 32 values 8 vectors of 16 x 4
  * bytes (vector g, lane r: values 4 g .. 4 g + 3 of row r, unsigned), and F32 scales of 16 lanes as the class says:
- * S32 d | SM32 d, m | S16 d0, d1 | SM16 d0, d1, m0, m1. The signed classes S32 and S16 are biased by 128.
+ * S32 d | SM32 d, m | S16 d0, d1 | SM16 d0, d1, m0, m1. The signed classes S32 and S16 are biased by 128
+ * (AVX2 keeps the types' own codes: avx2.h).
  *
  * Activations, tiles of `nt` tokens: per 32 values q[8][nt][4] (int8), dx[nt], sx[nt] = dx * sum(q), c[nt] = -128 * sum(q);
  * a second plane has the sums of each half: c[2][nt], sx[2][nt]. BF16: [pair][nt][2]. F32: [k][nt].
@@ -111,7 +112,7 @@ typedef struct mat_kernels {
     int32_t direct_max; /* up to so many rows of a tile, direct() is asked */
     /* n_units of one packed panel into w (512 bytes per 32 values; F16: 64 bytes per value) and scales. */
     void (*expand)(int32_t type, const uint8_t *panel, int64_t n_units, uint8_t *w, float *scales);
-    void (*tile)(int32_t class, const mat_part *part, const mat_tile *x);
+    void (*tile)(int32_t type, const mat_part *part, const mat_tile *x);
     /* One whole packed panel times a whole tile (n_valid = nt); false: no such kernel for this type and width. */
     bool (*direct)(int32_t type, const uint8_t *panel, int64_t n_units, const mat_tile *x, float *c, int64_t ld);
     /* Row r of x[n_in] into token slot t of the tile at block 0 (see mat_act). */

@@ -269,6 +269,44 @@ static void test_not_finite(void)
     }
 }
 
+#if defined(MILAD_HAVE_AVX512)
+/* The instruction sets agree to the bit: activations and expanded codes with plain C, quantised products AVX2 with AVX-512. */
+static void test_instruction_sets_agree(void)
+{
+    enum { N_IN = 512 };
+    const size_t act_bytes = N_IN / 32 * 44, half_bytes = N_IN / 32 * 16;
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx512vnni") || !__builtin_cpu_supports("avx512bw"))
+        return;
+    for (int i = 0; i < N_TYPES; i++) {
+        if (mat_block_values(types[i]) == 1)
+            continue;
+        const int64_t n_units = N_IN / (mat_block_values(types[i]) == 256 ? 256 : 64);
+        weights w = make(types[i], N_IN, 16);
+        float *x = draw_x(N_IN), c[2][16];
+        memset(x + 64, 0, 32 * 4);
+        _Alignas(64) uint8_t q[3][N_IN / 32 * 44], h[3][N_IN / 32 * 16], codes[2][N_IN * 16];
+        _Alignas(64) float scales[2][N_IN / 32 * 64];
+        mat_kernels_c.quantise(x, N_IN, N_IN / 32, 1, 0, q[0], h[0]);
+        mat_kernels_avx2.quantise(x, N_IN, N_IN / 32, 1, 0, q[1], h[1]);
+        mat_kernels_avx512.quantise(x, N_IN, N_IN / 32, 1, 0, q[2], h[2]);
+        CHECK(memcmp(q[0], q[1], act_bytes) == 0 && memcmp(q[0], q[2], act_bytes) == 0);
+        CHECK(memcmp(h[0], h[1], half_bytes) == 0 && memcmp(h[0], h[2], half_bytes) == 0);
+        memset(scales, 0, sizeof scales);
+        mat_kernels_c.expand(types[i], w.panels.data, n_units, codes[0], scales[0]);
+        mat_kernels_avx512.expand(types[i], w.panels.data, n_units, codes[1], scales[1]);
+        CHECK(memcmp(codes[0], codes[1], sizeof codes[0]) == 0);
+        for (size_t k = 0; k < sizeof scales[0] / 4; k++)
+            CHECK(scales[0][k] == scales[1][k]); /* -0 may be 0 */
+        mat_tile tile = {q[0], h[0], 1, 1};
+        CHECK(mat_kernels_avx2.direct(types[i], w.panels.data, n_units, &tile, c[0], 16));
+        CHECK(mat_kernels_avx512.direct(types[i], w.panels.data, n_units, &tile, c[1], 16));
+        CHECK(memcmp(c[0], c[1], sizeof c[0]) == 0);
+        free(x), drop(&w);
+    }
+}
+#endif
+
 static void test_sizes(void)
 {
     CHECK(mat_type_name(4) == NULL && mat_block_values(4) == 0 && mat_type_supported(4) == 0);
@@ -288,5 +326,8 @@ int main(void)
     test_same_bits();
     test_together();
     test_not_finite();
+#if defined(MILAD_HAVE_AVX512)
+    test_instruction_sets_agree();
+#endif
     return test_done();
 }

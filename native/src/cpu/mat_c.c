@@ -191,8 +191,9 @@ static float dot_floats(int32_t class, const uint8_t *w, int64_t n, const uint8_
     return acc;
 }
 
-static void tile_c(int32_t class, const mat_part *p, const mat_tile *x)
+static void tile_c(int32_t type, const mat_part *p, const mat_tile *x)
 {
+    const int32_t class = mat_layout_of(type)->class;
     for (int32_t r = 0; r < p->n_panels; r++) {
         const uint8_t *w = p->w + (size_t)r * p->step;
         const float *s = p->scales + (size_t)r * p->scale_step;

@@ -2,7 +2,8 @@
  *   VW       floats in a vector (4, 8, 16)
  *   TILE_R   query rows that one pass over a tile holds in registers
  *   OPS_NAME the table's name, OPS_TABLE its symbol
- *   VFMA(a, b, c), VMAX(a, b), VMIN(a, b) (b where either is NaN, as maxps), MAX_LANES(v), LOAD_F16(p), STORE_F16(p, v)
+ *   VFMA(a, b, c), VMAX(a, b), VMIN(a, b) (b where either is NaN, as maxps), MAX_LANES(v), LOAD_F16(p), STORE_F16(p, v),
+ *   STORE_BF16(p, v), and DOT2(acc, pairs, q) where the machine multiplies pairs of BF16
  * defined by the includer after `vf`, i.e. as macros. GCC/Clang vector extensions do the rest.
  */
 #include <math.h>
@@ -16,6 +17,9 @@ typedef int32_t vi __attribute__((vector_size(VW * 4)));
 typedef float vf_u __attribute__((vector_size(VW * 4), aligned(4), may_alias));
 typedef int32_t vi_u __attribute__((vector_size(VW * 4), aligned(4), may_alias));
 
+/* BF16 by integer arithmetic, to nearest even; NaN stays one. */
+typedef uint16_t vh_u __attribute__((vector_size(VW * 2), aligned(2), may_alias));
+
 #define INLINE static inline __attribute__((always_inline))
 enum { NT = ATTN_TILE / VW };
 
@@ -26,6 +30,16 @@ INLINE vf select_f(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & 
 /* A NaN in x survives both. */
 INLINE vf at_least(vf x, float c) { return VMAX(splat(c), x); }
 INLINE vf at_most(vf x, float c) { return VMIN(splat(c), x); }
+
+#ifndef STORE_BF16
+INLINE void store_bf16(uint16_t *p, vf v) {
+    vi u = (vi)v, odd = (u >> 16) & 1;
+    vi rounded = (vi)((u + 0x7fff + odd) >> 16) & 0xffff;
+    vi is_nan = v != v;
+    *(vh_u *)p = __builtin_convertvector((rounded & ~is_nan) | (is_nan & 0x7fc0), vh_u);
+}
+#define STORE_BF16(p, v) store_bf16(p, v)
+#endif
 
 static const int32_t lane_index[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
@@ -144,6 +158,18 @@ static void f32_from_f16(float *out, const uint16_t *x, int32_t n) {
     }
 }
 
+static void bf16_from_f32(uint16_t *out, const float *x, int32_t n) {
+    int32_t i = 0;
+    for (; i + VW <= n; i += VW) STORE_BF16(out + i, load(x + i));
+    if (i < n) {
+        float t[VW] = {0};
+        uint16_t h[VW];
+        memcpy(t, x + i, (size_t)(n - i) * 4);
+        STORE_BF16(h, load(t));
+        memcpy(out + i, h, (size_t)(n - i) * 2);
+    }
+}
+
 #include "attn_simd.h"
 
 const ops OPS_TABLE = {
@@ -154,7 +180,9 @@ const ops OPS_TABLE = {
     .rope = rope,
     .f16_from_f32 = f16_from_f32,
     .f32_from_f16 = f32_from_f16,
-    .attn_tile_f16 = attn_tile_f16,
+    .bf16_from_f32 = bf16_from_f32,
     .attn_tile_f32 = attn_tile_f32,
+    .attn_tile_f16 = attn_tile_f16,
+    .attn_tile_bf16 = attn_tile_bf16,
     .attn_join = attn_join,
 };

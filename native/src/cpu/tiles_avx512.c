@@ -129,8 +129,9 @@ typedef void (*tile_fn)(const mat_part *, const mat_tile *);
 #define ROW(n_p, nt) {s32_##n_p##_##nt, sm32_##n_p##_##nt, s16_##n_p##_##nt, sm16_##n_p##_##nt, pairs_##n_p##_##nt, floats_##n_p##_##nt, plain_##n_p##_##nt},
 static const tile_fn tiles[MAT_TILE_MAX + 1][MAT_N_CLASSES + 1] = {WIDTHS(ROW)};
 
-void tile_avx512(int32_t class, const mat_part *part, const mat_tile *x)
+void tile_avx512(int32_t type, const mat_part *part, const mat_tile *x)
 {
+    const int32_t class = mat_layout_of(type)->class;
     const int32_t kind = class == MAT_PAIRS && !__builtin_cpu_supports("avx512bf16") ? PLAIN_PAIRS : class;
     if (part->n_panels == 2 && x->nt == MAT_TILE) {
         tiles[MAT_TILE_MAX][kind](part, x);

@@ -4,6 +4,6 @@
 
 #include "../mat_internal.h"
 
-void tile_avx512(int32_t class, const mat_part *part, const mat_tile *x);
+void tile_avx512(int32_t type, const mat_part *part, const mat_tile *x);
 
 #endif
