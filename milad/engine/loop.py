@@ -19,7 +19,7 @@ from typing import Any, Callable
 from .. import __version__, log
 from ..errors import ContextOverflow, EngineFault, MiladError
 from .base import Context, Fault, Interrupted, Item, Model, Request
-from .blocks import Blocks
+from .blocks import Blocks, chain_keys
 from .disk import Disk
 from .pace import Pace
 from .remember import Memory
@@ -118,6 +118,8 @@ class Engine:
         if n == 0:
             raise MiladError("invalid", "the prompt is empty: it has no tokens")
         seq = Sequence(request, self.n_ctx)
+        if self._cache:
+            chain_keys(seq.keys, seq.tokens)        # here and not in the engine's thread, which others wait for
         handle = _Handle(self, seq)
         seq.handle = handle
         with self._wake:

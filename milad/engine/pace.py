@@ -6,7 +6,7 @@ operator says one), so that a stream's longest gap stays below 3 times its media
 
 from __future__ import annotations
 
-STRETCH = 2.2       # of 3 allowed: the rest is for jitter
+STRETCH = 2.0       # of 3 allowed: the rest is for jitter
 MIN_ROWS = 8        # prefill always moves
 FIRST_ROWS = 32     # before anything was measured
 FIRST_COST = 0.3    # of a draft's row, likewise

@@ -38,6 +38,7 @@ class Places:
         self.fetches = Fetches(blocks, tier, write, self.pending) if tier is not None and blocks.cache else None
         self.n_preempted = self.n_cached = 0
         self._copy = copy
+        self._stuck: tuple[Sequence | None, int, int] = None, 0, 0      # who did not fit, and when: no need to try again
 
     def add(self, seq: Sequence) -> None:
         if self.blocks.cache:
@@ -50,15 +51,18 @@ class Places:
             self.fetches.land(len(self.active))
         started: list[Sequence] = []
         while self.queue:
-            seq = self.queue.next(self._ready, self.running)
-            if seq is None:
-                break
-            if len(self.active) >= self.parallel:
+            full = len(self.active) >= self.parallel
+            if full:
                 self.idle = [s for s in self.active if s.paused and s.n_left == 1]
                 if not self.idle:
                     break
+            seq = self.queue.next(self._ready, self.running)
+            if seq is None or (seq, self.blocks.n_available, len(self.active)) == self._stuck:
+                break
+            if full:
                 self._preempt()
             if not self._start(seq, now):
+                self._stuck = seq, self.blocks.n_available, len(self.active)
                 break
             started.append(seq)
         return started
@@ -176,6 +180,7 @@ class Places:
         self.leave(seq)
         seq.state = QUEUED
         seq.wait_key = None
+        seq.fetched = False
         self.queue.add_preempted(seq)
         self.n_preempted += 1
 
@@ -218,7 +223,7 @@ class Places:
                 seq.table[i] = blocks.register(seq.table[i], seq.keys[i - 1] if i else ROOT,
                                                seq.tokens[i * BLOCK:(i + 1) * BLOCK].tobytes(), key)
                 seq.n_registered = i + 1
-        elif seq.n_output == 0 and seq.n_computed == seq.n_prompt:
+        if seq.n_output == 0 and seq.n_computed == seq.n_prompt:
             self._seal(seq)
 
     def check(self) -> None:
