@@ -231,6 +231,20 @@ def test_candidate_sets_are_exact(core: Core) -> None:
         assert tokens == set(range(0, n, 3))
 
 
+@pytest.mark.parametrize("filters", [{"top_p": 0.5}, {"top_p": 0.97}, {"top_p": 0.999, "min_p": 0.3}, {"min_p": 0.01}, {}], ids=str)
+@pytest.mark.parametrize("shape", ["equal", "slope", "random", "two levels"])
+def test_wide_candidate_sets(core: Core, filters: dict[str, Any], shape: str) -> None:
+    """Nuclei too wide to be put in order: draws within the reference's set, in its proportions (50 groups of tokens)."""
+    n, g = 10_000, np.random.default_rng(2)
+    logits = {"equal": np.zeros(n), "slope": np.linspace(2, -2, n), "random": g.normal(size=n), "two levels": np.where(g.random(n) < 0.5, 0.0, -0.5)}[shape]
+    p = distribution(logits.astype(np.float32).astype(np.float64), 1.3, **filters)
+    tokens = np.array([o.token for o in core.draws(logits.astype(np.float32), range(3000), seed=4, temperature=1.3, **filters)])
+    outside = {int(t) for t in tokens if p[t] == 0}  # the sums' rounding may move the edge by a token
+    assert len(outside) <= 1 and all(logits[p > 0].min() - logits[t] < 1e-2 for t in outside)
+    groups = np.arange(n) * 50 // n
+    assert chi_square_ok(np.bincount(groups[tokens], minlength=50).astype(float), np.bincount(groups, weights=p, minlength=50))
+
+
 def test_best_k_of_any_order(core: Core) -> None:
     g = np.random.default_rng(8)
     for n in (17, 100, 5000):

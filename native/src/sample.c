@@ -1,17 +1,22 @@
 /* sample.c: see sample.h.
  *
  * Nothing here sorts a vocabulary: the k best come from one scan with a heap of k, a nucleus (top_p) from a heap of the
- * tokens that can belong to it. Candidates are 64-bit keys, the logit's bits in an order-preserving form above the
- * complement of the id, so that a larger key is a larger logit or, among equal ones, a smaller id.
+ * tokens that can belong to it, which histograms of their mass narrow down first where they are many. Candidates are
+ * 64-bit keys, the logit's bits in an order-preserving form above the complement of the id, so that a larger key is a
+ * larger logit or, among equal ones, a smaller id.
  *
- * The draw walks the kept tokens, best first where top_k or top_p ordered them, else by rising id. Every sum has one order.
+ * The draw walks the kept tokens in the order in which the search left them (by rising id without filters, best first for
+ * top_k): any order will do that is a function of the logits. Every sum has one order.
  */
 #include "sample.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { BLOCK = 256 }; /* logits that are exponentiated and added together */
+enum {
+    BLOCK = 256, /* logits that are exponentiated and added together */
+    WIDE = 1024  /* of more candidates than these only a part is put in order */
+};
 
 typedef float vec __attribute__((vector_size(16)));
 typedef int32_t ivec __attribute__((vector_size(16)));
@@ -291,15 +296,15 @@ typedef struct pick {
 static double weight_of(const pick *p, int32_t id) { return exp(((double)p->logits[id] - (double)p->max) / p->temperature); }
 
 /* keys[0..n) are drawn from by weight. */
-static int32_t draw_keys(const pick *p, const uint64_t *keys, int32_t n, int32_t step) {
+static int32_t draw_keys(const pick *p, const uint64_t *keys, int32_t n) {
     double total = 0, below = 0;
     for (int32_t i = 0; i < n; i++)
-        total += weight_of(p, id_of(keys[i * step]));
+        total += weight_of(p, id_of(keys[i]));
     int32_t id = id_of(keys[0]);
     for (int32_t i = 0; i < n; i++) {
-        double w = weight_of(p, id_of(keys[i * step]));
+        double w = weight_of(p, id_of(keys[i]));
         if (w > 0)
-            id = id_of(keys[i * step]);
+            id = id_of(keys[i]);
         below += w;
         if (below > p->u * total)
             break;
@@ -343,7 +348,96 @@ static int32_t draw_best_k(const pick *p, uint64_t *keys) {
         sum += w;
         n_kept++;
     }
-    return draw_keys(p, keys, n_kept, 1);
+    return draw_keys(p, keys, n_kept);
+}
+
+/* Weights of n_here <= BLOCK keys; returns their sum. */
+static double weigh(const pick *p, const uint64_t *keys, int32_t n_here, float *e) {
+    float logits[BLOCK];
+    for (int32_t i = 0; i < n_here; i++)
+        logits[i] = p->logits[id_of(keys[i])];
+    exp_block(logits, n_here, p->max, (float)(1 / p->temperature), e);
+    return sum_block(e, n_here);
+}
+
+static int32_t draw_many(const pick *p, const uint64_t *keys, int32_t n) {
+    float e[BLOCK];
+    double total = 0, below = 0;
+    int32_t at = 0, id = id_of(keys[0]);
+    for (; at < n; at += BLOCK)
+        total += weigh(p, keys + at, n - at < BLOCK ? n - at : BLOCK, e);
+    for (at = 0; at < n; at += BLOCK) {
+        int32_t n_here = n - at < BLOCK ? n - at : BLOCK;
+        double part = weigh(p, keys + at, n_here, e);
+        for (int32_t i = 0; i < n_here && below + part > p->u * total; i++) {
+            if (e[i] > 0)
+                id = id_of(keys[at + i]);
+            below += (double)e[i], part -= (double)e[i];
+            if (below > p->u * total)
+                return id;
+        }
+        below += part;
+    }
+    return id;
+}
+
+enum { N_BUCKETS = 1024 };
+
+/* A step towards the nucleus: splits keys[0..*n) into N_BUCKETS ranges of key and finds the one in which the mass, *sum so far,
+ * reaches `wanted`. Keys above it come first, *n_whole of them, then its own; *n counts both. Lighter keys are lost. */
+static void narrow(const pick *p, uint64_t *keys, int32_t *n, int32_t *n_whole, double *sum, double wanted) {
+    float e[BLOCK];
+    double mass[N_BUCKETS] = {0};
+    uint64_t least = UINT64_MAX, most = 0;
+    int32_t crossing = 0, n_near = 0, shift = 0;
+    for (int32_t i = 0; i < *n; i++) {
+        least = keys[i] < least ? keys[i] : least;
+        most = keys[i] > most ? keys[i] : most;
+    }
+    while ((most - least) >> shift >= N_BUCKETS)
+        shift++;
+    for (int32_t at = 0; at < *n; at += BLOCK) {
+        int32_t n_here = *n - at < BLOCK ? *n - at : BLOCK;
+        weigh(p, keys + at, n_here, e);
+        for (int32_t i = 0; i < n_here; i++)
+            mass[(most - keys[at + i]) >> shift] += (double)e[i];
+    }
+    while (crossing < N_BUCKETS - 1 && *sum + mass[crossing] < wanted)
+        *sum += mass[crossing++];
+    *n_whole = 0;
+    for (int32_t i = 0; i < *n; i++) {
+        uint64_t key = keys[i];
+        int32_t bucket = (int32_t)((most - key) >> shift);
+        if (bucket > crossing)
+            continue;
+        keys[i] = keys[n_near];
+        if (bucket < crossing) {
+            keys[n_near] = keys[*n_whole];
+            keys[(*n_whole)++] = key;
+        } else
+            keys[n_near] = key;
+        n_near++;
+    }
+    *n = n_near;
+}
+
+/* The nucleus of n keys: ranges of keys that belong to it as a whole, until what is left to put in order is little. Returns its
+ * size; it stands first in keys. */
+static int32_t find_nucleus(const pick *p, uint64_t *keys, int32_t n, double wanted) {
+    double sum = 0;
+    int32_t first = 0, n_whole, n_kept = 0;
+    while (n - first > WIDE) { /* keys are distinct and the range shrinks N_BUCKETS-fold: seven rounds at most */
+        int32_t n_left = n - first;
+        narrow(p, keys + first, &n_left, &n_whole, &sum, wanted);
+        n = first + n_left;
+        first += n_whole;
+    }
+    n -= first;
+    heapify(keys + first, n, 0);
+    for (; n_kept < n && (first + n_kept == 0 || sum < wanted); n_kept++)
+        sum += weight_of(p, id_of(pop(keys + first, n - n_kept, 0)));
+    memmove(keys + first, keys + first + n - n_kept, (size_t)n_kept * sizeof *keys);
+    return first + n_kept;
 }
 
 /* top_p or min_p over the vocabulary. What is below (1 - top_p) / n of the mass can't belong to the nucleus, since all such
@@ -358,18 +452,15 @@ static int32_t draw_nucleus(const pick *p, uint64_t *keys) {
         wanted = top_p * total;
     }
     double cut = (double)p->max + p->temperature * (least > 0 ? log(least) : -INFINITY);
-    int32_t n = 0, n_kept = 0;
+    int32_t n = 0;
     for (int32_t i = 0; i < p->n; i++)
         if ((double)p->logits[i] >= cut && p->logits[i] > -INFINITY)
             keys[n++] = key_of(p->logits[i], i);
     if (!n) /* min_p > 1: the best stays */
         return find_first(p->logits, p->n, p->max);
-    if (wanted == INFINITY)
-        return draw_keys(p, keys, n, 1);
-    heapify(keys, n, 0);
-    for (double sum = 0; n_kept < n && (n_kept == 0 || sum < wanted); n_kept++)
-        sum += weight_of(p, id_of(pop(keys, n - n_kept, 0)));
-    return draw_keys(p, keys + n - 1, n_kept, -1);
+    if (wanted < INFINITY)
+        n = find_nucleus(p, keys, n, wanted);
+    return draw_many(p, keys, n);
 }
 
 /* -- the whole ----------------------------------------------------------------------------------------------------- */
