@@ -190,3 +190,33 @@ def test_an_overflow_is_a_400_before_the_stream(small: Any, stream: bool) -> Non
 
 def test_every_recorded_path_has_a_protocol() -> None:
     assert {protocol_of(c["path"]) for _, c in cases() if c["body"] is not None} == set(PATHS)
+
+
+@pytest.mark.parametrize("api", ["responses", "chat"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_agents_sdk_runs_its_tool_loop(scripted: Any, api: str, streamed: bool) -> None:
+    agents = pytest.importorskip("agents", reason="openai-agents is not installed")
+    import asyncio
+
+    import openai
+    seen: list[str] = []
+
+    @agents.function_tool
+    def get_time(zone: str) -> str:
+        """The time."""
+        seen.append(zone)
+        return "noon"
+
+    async def run() -> Any:
+        agents.set_tracing_disabled(True)
+        client = openai.AsyncOpenAI(api_key="x", base_url=scripted.url + "/v1", max_retries=0)
+        kind = agents.OpenAIResponsesModel if api == "responses" else agents.OpenAIChatCompletionsModel
+        agent = agents.Agent(name="a", instructions="Be short.", tools=[get_time], model=kind(model="m", openai_client=client))
+        if not streamed:
+            return (await agents.Runner.run(agent, "what time is it?")).final_output
+        result = agents.Runner.run_streamed(agent, "what time is it?")
+        async for _ in result.stream_events():
+            pass
+        return result.final_output
+
+    assert asyncio.run(run()) == "It is noon. 日本🎉" and seen == ["UTC"]
