@@ -119,7 +119,7 @@ def _assistant(message: Obj, reading: Reading) -> list[Message]:
     calls: list[Part] = [_call(c, reading) for c in message.objs("tool_calls")]
     legacy = message.obj("function_call")
     if legacy is not None:
-        calls.append(reading.call("", legacy.name(), arguments_text(legacy.raw("arguments"), legacy.at("arguments"))))
+        calls.append(reading.call("", legacy.required_text("name"), arguments_text(legacy.raw("arguments"), legacy.at("arguments"))))
     content = message.raw("content")
     if not content and message.has("refusal"):
         content = message.text("refusal")
@@ -133,11 +133,11 @@ def _assistant(message: Obj, reading: Reading) -> list[Message]:
 def _call(call: Obj, reading: Reading) -> ToolCall:
     custom = call.obj("custom")
     if custom is not None:
-        return reading.call(call.text("id"), custom.name(), custom_arguments(custom.text("input")), custom=True)
+        return reading.call(call.text("id"), custom.required_text("name"), custom_arguments(custom.text("input")), custom=True)
     function = call.obj("function")
     if function is None:
         raise call.error("function", "is required")
-    return reading.call(call.text("id"), function.name(),
+    return reading.call(call.text("id"), function.required_text("name"),
                         arguments_text(function.raw("arguments"), function.at("arguments")))
 
 

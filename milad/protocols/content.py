@@ -27,7 +27,7 @@ class Reading:
     def __init__(self, ignored: dict[str, None], names: dict[tuple[str | None, str], str] | None = None) -> None:
         self.ignored = ignored
         self.calls: dict[str, str] = {}                          # call id -> tool name, for results that don't say
-        self.names = {} if names is None else names                               # (namespace, the client's name) -> ToolSpec.name
+        self.names = {} if names is None else names              # (namespace, the client's name) -> ToolSpec.name
         self.references: set[str] = set()                        # tools that tool_reference parts made available
         self.unseen: list[MiladError] = []                       # of the message read last, outside tool results
         self._in_result = 0
@@ -255,7 +255,8 @@ def _tool_reference(part: Obj, reading: Reading) -> list[Part]:
 
 
 def _tool_use(part: Obj, reading: Reading) -> list[Part]:
-    return [reading.call(part.text("id"), part.name(), arguments_text(part.raw("input"), part.at("input")))]
+    return [reading.call(part.text("id"), part.required_text("name"),
+                         arguments_text(part.raw("input"), part.at("input")))]
 
 
 def _tool_result(part: Obj, reading: Reading) -> list[Part]:

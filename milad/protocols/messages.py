@@ -288,7 +288,8 @@ _MAX_TRIES = 4           # after a key, its colon or a comma there is no whole v
 
 
 def partial_object(text: str) -> Any:
-    """The beginning of a JSON value, closed after its last whole member (jiter's partial_mode, which the SDK uses). None: not JSON."""
+    """The beginning of a JSON value, closed after its last whole member, as jiter's partial_mode does, which the SDK uses.
+    None: not JSON."""
     stack: list[str] = []
     ends: list[tuple[int, str]] = []
     at = 0

@@ -191,11 +191,11 @@ def _call(item: Obj, reading: Reading) -> tuple[str, list[Part]]:
     call_id = item.text("call_id") or item.text("id")
     if not call_id:
         raise item.error("call_id", "is required")
-    namespace = item.text("namespace") or None
+    name, namespace = item.required_text("name"), item.text("namespace") or None
     if item.text("type") == "custom_tool_call":
-        return "assistant", [reading.call(call_id, item.name(), custom_arguments(item.text("input")), True, namespace)]
-    return "assistant", [reading.call(call_id, item.name(), arguments_text(item.raw("arguments"), item.at("arguments")),
-                                      False, namespace)]
+        return "assistant", [reading.call(call_id, name, custom_arguments(item.text("input")), True, namespace)]
+    arguments = arguments_text(item.raw("arguments"), item.at("arguments"))
+    return "assistant", [reading.call(call_id, name, arguments, False, namespace)]
 
 
 def _output(item: Obj, reading: Reading) -> tuple[str, list[Part]]:

@@ -1,8 +1,8 @@
 """Tool definitions and choices of every protocol into ToolSpec and ToolChoice, and a freeform call's way back out.
 
-What milad can't run (web_search, image_generation, tool types yet to come) is ignored and noted, never refused: agents declare them
-whatever the server is. Names are unique as the model sees them: a namespaced tool whose name is taken gets its namespace
-before it. Pure.
+What milad can't run (web_search, image_generation, tool types yet to come) is ignored and noted, never refused: agents
+declare them whatever the server is. Names are unique as the model sees them: a namespaced tool whose name is taken gets its
+namespace before it. Pure.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from milad.conversation import IMAGE_NOTE, Image, Text, Thinking, ToolCall, ToolResult
+from milad.conversation import IMAGE_NOTE, Image, Text, Thinking
 from milad.errors import ContextOverflow, MiladError
 from milad.events import BlockEnd, BlockStart, Delta, Failure, Finish, Started, Usage
 from protocols.support import PROTOCOLS, frames, generation, ident, interleave, openai_client

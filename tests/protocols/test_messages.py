@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from milad.conversation import IMAGE_NOTE, Text, Thinking
+from milad.conversation import IMAGE_NOTE, Thinking
 from milad.errors import ContextOverflow, MiladError
 from milad.events import BlockEnd, BlockStart, Delta, Failure, Finish, Started, Usage
 from milad.protocols.messages import partial_object
