@@ -16,7 +16,7 @@ from .base import CallMarkup, Parser, Segment
 from .page import Page, arguments_json, calls, flatten, merged, result_text, split_system, tojson, tool_object
 from .parsing import MarkupParser
 from .pycall import PyCall
-from .readers import FAIL, MORE, SPACE, JsonCall, Reader
+from .readers import FAIL, MORE, SPACE, JsonCall
 
 BOS, EOT, EOM = "<|begin_of_text|>", "<|eot_id|>", "<|eom_id|>"
 PYTHON = "<|python_tag|>"
@@ -118,35 +118,25 @@ def opened_json(sink: MarkupParser) -> JsonCall:
 class PythonTag:
     """After <|python_tag|>: a JSON call, a Python list of calls, or one bare call."""
 
-    def __init__(self, sink: MarkupParser) -> None:
-        self._sink = sink
-        self._reader: Reader | None = None
-
-    @property
-    def rest(self) -> str:
-        return self._reader.rest if self._reader is not None else self._rest
-
-    _rest = ""
+    def __init__(self, parser: MarkupParser) -> None:
+        self.rest = ""
+        self._parser = parser
 
     def char(self, c: str) -> int:
-        if self._reader is not None:
-            return self._reader.char(c)
         if c in SPACE:
             return MORE
         if c == "{":
-            self._reader = JsonCall(self._sink, opened=True)
+            self._parser.hand_over(opened_json(self._parser))
             return MORE
-        self._reader = PyCall(self._sink, in_list=c == "[")
-        return MORE if c == "[" else self._reader.char(c)
+        call = self._parser.hand_over(PyCall(self._parser, in_list=c == "["))
+        return MORE if c == "[" else call.char(c)
 
     def special(self, text: str) -> int:
-        if self._reader is not None:
-            return self._reader.special(text)
-        self._rest = text
+        self.rest = text
         return FAIL
 
     def end(self) -> bool:
-        return self._reader is not None and self._reader.end()
+        return False
 
 
 class Llama3Parser(MarkupParser):
@@ -155,8 +145,7 @@ class Llama3Parser(MarkupParser):
     _between = ""
 
     def _after_call(self, c: str) -> None:
-        reader = self._reader._reader if isinstance(self._reader, PythonTag) else self._reader
-        in_list = isinstance(reader, PyCall) and reader.in_list
+        in_list = isinstance(self._reader, PyCall) and self._reader.in_list
         if c in SPACE or c in ";,":
             self._between += c
             return

@@ -21,7 +21,7 @@ from .base import CallMarkup, Parser, Segment
 from .page import (Page, arguments, arguments_json, call_id, calls, flatten, merged, reminded, result_text, split_system, thinking,
                    tojson, tool_object)
 from .parsing import MarkupParser
-from .readers import FAIL, MAX_NAME, MORE, SPACE, JsonCall, Reader, Value
+from .readers import FAIL, MAX_NAME, MORE, SPACE, JsonCall, Value, spell
 
 BOS, EOS = "<s>", "</s>"
 CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -245,29 +245,22 @@ class MistralCall:
 
     def __init__(self, parser: MarkupParser) -> None:
         assert isinstance(parser, MistralParser)
-        self._rest = ""
+        self.rest = ""
         self._parser = parser
-        self._json: Reader | None = None
         self._name = ""
         self._id: str | None = None
         self._tag = ""
         self._begun = False
         self._value: Value | None = None
 
-    @property
-    def rest(self) -> str:
-        return self._json.rest if self._json is not None else self._rest
-
     def end(self) -> bool:
-        return self._json is not None and self._json.end()
+        return False
 
     def _fail(self, rest: str) -> int:
-        self._rest = rest
+        self.rest = rest
         return FAIL
 
     def char(self, c: str) -> int:
-        if self._json is not None:
-            return self._json.char(c)
         if self._value is not None:
             return self._in_value(c)
         if self._begun:
@@ -276,7 +269,7 @@ class MistralCall:
             return self._in_tag(c)
         if c in "[{" and not self._name.strip(SPACE):
             self._parser.in_array = c == "["
-            self._json = JsonCall(self._parser, opened=c == "{")
+            self._parser.hand_over(JsonCall(self._parser, opened=c == "{"))
             return MORE
         if c == "[":
             self._tag = c
@@ -290,12 +283,8 @@ class MistralCall:
         return MORE if len(self._name) + len(self._id or "") <= MAX_NAME else self._fail(c)
 
     def special(self, text: str) -> int:
-        if self._json is not None:
-            return self._json.special(text)
         if self._value is not None and self._value.quote:
-            for c in text:
-                self._in_value(c)
-            return MORE
+            return spell(self, text)
         if self._begun or self._tag:
             return self._fail(text)
         return self._take_tag(text)

@@ -205,6 +205,11 @@ class MarkupParser:
         self._reader, self._raw, self._begun = reader, [raw], False
         self._mode = self._in_call
 
+    def hand_over(self, reader: Reader) -> Reader:
+        """From a reader that only found out which spelling this is, to the one that reads it."""
+        self._reader = reader
+        return reader
+
     def _in_call(self, c: str) -> None:
         assert self._reader is not None
         status = self._reader.char(c)

@@ -7,7 +7,7 @@ import json
 import warnings
 from typing import Any, Callable
 
-from .readers import CLOSER, DONE, FAIL, MAX_NAME, MORE, SPACE, Sink, sound_json
+from .readers import CLOSER, DONE, FAIL, MAX_NAME, MORE, SPACE, Sink, sound_json, spell
 
 CLOSERS = {**CLOSER, "(": ")"}
 
@@ -34,9 +34,7 @@ class PyCall:
 
     def special(self, text: str) -> int:
         if self._quote:
-            for c in text:
-                self._step(c)
-            return MORE
+            return spell(self, text)
         return self._fail(text)
 
     def end(self) -> bool:

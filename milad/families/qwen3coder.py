@@ -24,7 +24,7 @@ from .chatml import END, SOFT, STOPS, close_turn, open_turn, whole_turn
 from .page import Page, calls, flatten, result_text, runs, split_system, tojson
 from .parsing import Markers, MarkupParser
 from .pycall import literal
-from .readers import DONE, FAIL, MAX_NAME, MORE, SPACE, sound_json
+from .readers import DONE, FAIL, MAX_NAME, MORE, SPACE, sound_json, spell
 
 FUNCTION = "<function="
 TOOLS_SYSTEM = "You are Qwen, a helpful AI assistant that can interact with a computer to solve tasks."
@@ -172,9 +172,7 @@ class XmlCall:
 
     def special(self, text: str) -> int:
         if self._step == self._in_value:
-            for c in text:
-                self._step(c)
-            return MORE
+            return spell(self, text)
         self.rest = text
         if self._open and not self._word and text == "</tool_call>":
             return self._end_arguments()

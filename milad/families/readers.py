@@ -39,6 +39,16 @@ class Reader(Protocol):
         ...
 
 
+def spell(reader: Reader, text: str) -> int:
+    """A control token inside a string is text."""
+    for i, c in enumerate(text):
+        status = reader.char(c)
+        if status != MORE:
+            reader.rest += text[i + 1:]
+            return status
+    return MORE
+
+
 class Value:
     """One JSON value, lexically. char(c): MORE while inside, DONE when `c` was its last character, FAIL at a wrong bracket.
     For a bare word or number DONE comes at the delimiter, which is not part of it (`bare`)."""
@@ -74,7 +84,8 @@ class Value:
 
 
 class JsonCall:
-    """{"name": ..., "arguments" or "parameters": {...}} in any order of keys; other keys among `other` are passed over.
+    """{"name": ..., "arguments" or "parameters": {...}} in any order of keys; other keys among `other` are passed over, and
+    all that come after the arguments.
 
     `opened` True: the brace was read already. A missing last brace is forgiven: DONE comes at what stands in its place.
     """
@@ -97,9 +108,7 @@ class JsonCall:
 
     def special(self, text: str) -> int:
         if self._value is not None and self._value.quote:
-            for c in text:
-                self._step(c)
-            return MORE
+            return spell(self, text)
         self.rest = text
         return DONE if self._whole() else FAIL
 
@@ -137,7 +146,7 @@ class JsonCall:
             return MORE if len(self._text) <= MAX_NAME else self._fail(c)
         self._value = None
         self._key_text = _string("".join(self._text)) or ""
-        if self._key_text not in ("name", "arguments", "parameters") and self._key_text not in self._other:
+        if self._key_text not in ("name", "arguments", "parameters", *self._other) and not self._whole():
             return self._fail(c)
         self._step = self._colon
         return MORE

@@ -109,6 +109,7 @@ HERMES = [
         call("write", '{"text": "</tool_call><tool_call>\\u00e9"}')]),
     ('<tool_call>{"name": "write", "arguments": "{\\"n\\": 1}"}</tool_call>', [call("write", '{"n": 1}')]),
     ('<tool_call>{"type": "function", "id": 3, "name": "get_time", "arguments": {}}</tool_call>x', [call("get_time", "{}"), (T, "x")]),
+    ('<tool_call>{"name": "get_time", "arguments": {}, "why": ["}"]}</tool_call>x', [call("get_time", "{}"), (T, "x")]),
     ('<tool_call>{"name": "get_time", "arguments": {}</tool_call>', [call("get_time", "{}")]),
     ('<tool_call>{"name": "nobody", "arguments": {}}</tool_call>', [(T, '<tool_call>{"name": "nobody", "arguments": {}}</tool_call>')]),
     ('a <tool_call>nothing</tool_call> b', [(T, 'a <tool_call>nothing</tool_call> b')]),
@@ -337,8 +338,7 @@ def test_fuzz(name: str) -> None:
     family = families.choose("", frozenset(), name)
     for i in range(400):
         text = "".join(rng.choice(MARKERS) for _ in range(rng.randint(1, 14)))
-        specials = frozenset(rng.sample(MARKERS[:13] + ["<|im_end|>"], rng.randint(0, 6)))
-        specials = frozenset(s for s in specials if s not in ("</function>", "</parameter>") and not s.startswith(("<fun", "<par")))
+        specials = frozenset(rng.sample(MARKERS[:13] + ["<|im_end|>"] if i % 2 else MARKERS, rng.randint(0, 6)))
         for complete in (True, False):
             blocks = read(name, text, specials, TURN, complete)
             for b in blocks:

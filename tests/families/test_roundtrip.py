@@ -22,7 +22,8 @@ from test_render import LLAMA, QWEN, SMALL
 TOOLS = (talks.WEATHER, talks.TIME, talks.EDIT)
 MULTILINE = talks.call("edit", '{"path": "a\\nb", "edits": [{"old": "é</tool_call>", "new": "\\"\\\\"}], "dry": false}', "bcdefghij")
 FAMILIES = [*((n, families.choose("", frozenset(), n)) for n in families.NAMES), ("nemo", Mistral(v3=True)),
-            ("devstral", Mistral(ids=False, tools_first=True, speaks=True))]
+            ("devstral", Mistral(ids=False, tools_first=True, speaks=True)),
+            ("ministral", Mistral(ids=False, tools_first=True, speaks=True, thinks=True))]
 ANSWERS: dict[str, tuple[Any, ...]] = {
     "text": ("Hello\n\nthere <b>",), "call": (talks.CITY,), "two calls": (talks.CITY, MULTILINE), "no arguments": (talks.NOARGS,),
     "text and calls": ("I look.", talks.CITY, MULTILINE), "thinking": (Thinking("hm\n\nso"), "Yes"),
