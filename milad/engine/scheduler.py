@@ -12,7 +12,7 @@ Engine thread only. Knows Places and Pace; must not know threads, clocks (`now` 
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Callable
 
@@ -157,16 +157,16 @@ class Scheduler:
         if seq.constraint is not None and not self._mask(seq):
             return
         drafts: Any = ()
-        if self._speculate is not None and seq.speculates:
-            drafts = self._drafts(plan, seq, n_decoding)
         batch = plan.batch
         index, first = len(batch.tables), len(batch.samplers)
         batch.tables.append(seq.table)
         batch.samplers.append(seq.sampler)
         rows += (seq.tokens[at], at, index, first)
-        for i, token in enumerate(drafts, 1):
-            batch.samplers.append(seq.sampler)
-            rows += (token, at + i, index, first + i)
+        if self._speculate is not None and seq.speculates:
+            drafts, samplers = self._masked(seq, self._drafts(plan, seq, n_decoding))
+            batch.samplers += samplers
+            for i, token in enumerate(drafts, 1):
+                rows += (token, at + i, index, first + i)
         plan.n_decode += 1
         plan.n_drafts += len(drafts)
         plan.parts.append(Part(seq, 1 + len(drafts), first, 1 + len(drafts), drafts))
@@ -176,11 +176,32 @@ class Scheduler:
         most = min(seq.max_tokens - seq.n_output - 1, self.n_ctx - len(seq.tokens) - 1,
                    self.max_rows - plan.n_drafts - n_decoding)
         drafts = self._speculate.draft(seq, most, n_decoding) if most > 0 else ()
+        for i, token in enumerate(drafts):
+            if token in seq.stop_ids:
+                drafts = drafts[:i]         # the row before it draws it; none is needed after
+                break
         while drafts and (seq.n_computed + len(drafts)) // BLOCK >= len(seq.table):
             if self.blocks.n_available <= len(self.active):
                 return drafts[:len(seq.table) * BLOCK - 1 - seq.n_computed]
             seq.table.append(self.blocks.allocate())
         return drafts
+
+    def _masked(self, seq: Sequence, drafts: Any) -> tuple[Any, list[SamplerArgs]]:
+        """The drafts with the samplers of their rows: what a grammar allows differs from row to row."""
+        if seq.constraint is None:
+            return drafts, [seq.sampler] * len(drafts)
+        if not drafts:
+            return drafts, []
+        try:
+            ahead = seq.constraint.copy()
+            samplers = []
+            for token in drafts:            # after one that is not allowed nothing counts: it is never drawn
+                ahead.accept(token)
+                samplers.append(replace(seq.sampler, mask=ahead.mask()))
+            return drafts, samplers
+        except Exception:                   # a grammar that can't look ahead decodes plainly
+            seq.speculates = False
+            return (), []
 
     def _mask(self, seq: Sequence) -> bool:
         try:

@@ -55,7 +55,7 @@ class Sequence:
         self.items: list[Item] = []
         self.handle: object = None
         self.drafter: object = None
-        self.speculates = not penalised and self.constraint is None and self.play is None
+        self.speculates = not penalised and self.play is None   # penalties: each row would need a history of its own
 
     @property
     def n_left(self) -> int:

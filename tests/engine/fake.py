@@ -123,6 +123,8 @@ class FakeContext:
                 assert len(sampler.history) == position + 1
             assert output not in outputs
             picked = sampler.forced if sampler.forced >= 0 else following(tokens, sampler)
+            while sampler.mask is not None and not sampler.mask[picked // 8] >> picked % 8 & 1:
+                picked = (picked + 1) % N_VOCAB
             outputs[output] = Output(picked, -1.0 - picked / 100 if sampler.n_top >= 0 else 0.0)
         assert sorted(outputs) == list(range(len(batch.samplers)))
         return [outputs[i] for i in range(len(outputs))]

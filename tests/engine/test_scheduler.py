@@ -363,6 +363,42 @@ def test_constraint_is_asked_before_and_told_after_each_token() -> None:
     assert isinstance(b.done(seqs[1]), Fault) and "no such rule" in str(b.done(seqs[1]).error)
 
 
+class _Thirds:
+    """Allows a token where (token + how many came before) is no multiple of 3."""
+
+    def __init__(self, n: int = 0) -> None:
+        self.n = n
+        self.n_copies = 0
+
+    def mask(self) -> bytes:
+        return sum(1 << t for t in range(60) if (t + self.n) % 3).to_bytes(8, "little")
+
+    def accept(self, token: int) -> None:
+        if not (token + self.n) % 3:
+            raise ValueError("not allowed")
+        self.n += 1
+
+    def copy(self) -> "_Thirds":
+        self.n_copies += 1
+        return _Thirds(self.n)
+
+
+def test_drafts_under_a_grammar() -> None:
+    texts: dict[bool, list[list[int]]] = {False: [], True: []}
+    n_accepted = n_copies = 0
+    for speculate in (False, True):
+        for seed in range(8):
+            b = Bench(speculate=speculate)
+            grammar = _Thirds()
+            seq = b.add([5, 6, 7, 8, 9, 10] * 6, 80, seed=seed, constraint=grammar, stop_ids=frozenset())
+            b.run()
+            texts[speculate].append(b.tokens(seq))
+            assert isinstance(b.done(seq), Done) and all((t + i) % 3 for i, t in enumerate(b.tokens(seq)))
+            n_accepted += b.scheduler.n_accepted
+            n_copies += grammar.n_copies
+    assert texts[False] == texts[True] and n_accepted and n_copies
+
+
 def test_a_fault_ends_the_step_s_sequences_only() -> None:
     b = Bench(parallel=2)
     first = b.add(prompt(1, 40), 30)
