@@ -111,6 +111,21 @@ def test_qwen3_coder(template: Callable[[str], str], name: str) -> None:
     same(template("Qwen3-Coder"), QWEN3_TALKS[name], QWEN)
 
 
+@pytest.mark.parametrize("thinking", [True, False])
+@pytest.mark.parametrize("name", ["user", "system", "multi", "unicode", "white", "system later", "same roles"])
+def test_qwq_opens_the_thinking_in_its_prompt(template: Callable[[str], str], name: str, thinking: bool) -> None:
+    same(template("Qwen-QwQ-32B"), replace(QWEN3_TALKS[name], thinking=thinking), QWEN)
+
+
+def test_llama_3_without_dates() -> None:
+    """Llama 3 (8B, 70B): no system turn of its own; meta-llama/Meta-Llama-3-8B-Instruct's template has nothing but the loop."""
+    family = families.choose("{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>' }}", LLAMA)
+    assert vendor.text(family.render(talks.TALKS["system"], LLAMA)) == (
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|><|start_header_id|>user<|end_header_id|>"
+        "\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n")
+    assert not family.tools_by_default("Meta Llama 3 8B Instruct", 8_030_000_000)
+
+
 NEMO = frozenset(("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
                   "[/TOOL_RESULTS]"))
 SMALL = NEMO | {"[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[ARGS]", "[CALL_ID]", "[TOOL_CONTENT]"}
