@@ -132,6 +132,7 @@ class Turn:
     prompt: Union[str, tuple[int, ...], None] = None
     prompts: tuple[Union[str, tuple[int, ...]], ...] = ()  # several prompts (completions only; `prompt` is the first): each
                                                   # is a Turn of its own, answered as choices i * n .. i * n + n - 1
+    suffix: str = ""                              # completions: what follows the text to be filled in
     model: str = ""                               # as the client named it
     tools: tuple[ToolSpec, ...] = ()
     tool_choice: ToolChoice = ToolChoice()

@@ -27,6 +27,11 @@ RESUME_AT = 64
 _MARKUP = re.compile(r"<[^\s<>]+>|\[[A-Z/_]+\]")   # the look of a user-defined token that means something to a family
 MAX_STOP_TEXT = 2000    # characters of a prompt's tail that the log may ever show, with log_prompts only
 
+# (prefix, suffix, middle): Qwen2.5-Coder, StarCoder and Granite, its other spelling, DeepSeek, CodeLlama (llama.cpp's llama-vocab.cpp)
+FIM = (("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"), ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+       ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"), ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+       ("▁<PRE>", "▁<SUF>", "▁<MID>"), ("<PRE>", "<SUF>", "<MID>"))
+
 
 class Grammar(TypingProtocol):
     """grammar.Grammar: turns what a Turn asks of the output's form into constraints."""
@@ -123,7 +128,7 @@ class Runner:
 
     def tokens(self, turn: Turn) -> list[int]:
         if turn.prompt is not None:
-            return self._raw(turn.prompt)
+            return self._infill(turn) if turn.suffix else self._raw(turn.prompt)
         return self._tokenize(self.segments(turn))
 
     def segments(self, turn: Turn) -> list[Segment]:
@@ -140,6 +145,29 @@ class Runner:
             if not 0 <= token < n_vocab:
                 raise invalid(f"prompt[{i}]", f"token id {token} is outside the vocabulary of {n_vocab}")
         return list(prompt)
+
+    def _infill(self, turn: Turn) -> list[int]:
+        """Prefix, suffix, middle in the spelling of the model's fill-in-the-middle tokens."""
+        marks = self._fim_marks()
+        if marks is None:
+            raise invalid("suffix", "suffix: this model has no fill-in-the-middle tokens", "unsupported_suffix")
+        info, special = self.model.info, self.defaults.completions_specials
+        prompt = turn.prompt
+        before = self.model.tokenize(prompt, parse_special=special) if isinstance(prompt, str) else self._raw(prompt or ())
+        after = self.model.tokenize(turn.suffix, parse_special=special)
+        bos = [info.bos] if info.add_bos and info.bos >= 0 else []
+        return [*bos, marks[0], *before, marks[1], *after, marks[2]]
+
+    def _fim_marks(self) -> tuple[int, int, int] | None:
+        """The tokens that the file names, else those of a known spelling."""
+        named = [self.model.metadata(f"tokenizer.ggml.fim_{part}_token_id") for part in ("pre", "suf", "mid")]
+        if all(isinstance(t, int) and 0 <= t < self.model.info.n_vocab for t in named):
+            return named[0], named[1], named[2]
+        specials = self.model.specials
+        for pre, suf, mid in FIM:
+            if pre in specials and suf in specials and mid in specials:
+                return specials[pre], specials[suf], specials[mid]
+        return None
 
     def _tokenize(self, segments: Iterable[Segment]) -> list[int]:
         """Control tokens come from Special segments only; neighbouring text is tokenised as one piece."""

@@ -30,9 +30,6 @@ class Completions:
 
     def parse(self, body: Mapping[str, Any]) -> Turn:
         top = Obj(body)
-        if top.text("suffix"):
-            raise top.error("suffix", "is not supported: the model has no fill-in-the-middle tokens that milad knows; spell "
-                                      "them in `prompt` where it has")
         prompts = _prompts(top)
         n = top.integer("n", 1, MAX_CHOICES) or 1
         best_of = top.integer("best_of", 1, MAX_CHOICES)
@@ -45,7 +42,7 @@ class Completions:
         if max_tokens is None and not any(top.has(k) for k in keys):
             max_tokens = DEFAULT_MAX_TOKENS
         return Turn(
-            api="completions", prompt=prompts[0], prompts=prompts if len(prompts) > 1 else (),
+            api="completions", prompt=prompts[0], prompts=prompts if len(prompts) > 1 else (), suffix=top.text("suffix"),
             model=top.text("model", most=MAX_NAME), format=_format(top), sampling=read_sampling(top), max_tokens=max_tokens,
             stop=read_stops(top, "stop"), n=n, top_logprobs=top.integer("logprobs", 0, MAX_TOP_LOGPROBS),
             echo=bool(top.boolean("echo")), stream=bool(top.boolean("stream")), meta={"include_usage": include_usage(top)})

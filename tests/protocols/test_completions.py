@@ -42,7 +42,7 @@ def test_fields() -> None:
     assert parse().max_tokens == 16 and parse(max_tokens=0).max_tokens == 0 and parse(max_tokens=-1).max_tokens is None
     assert parse(echo=True).echo and parse(logprobs=0).top_logprobs == 0 and parse().top_logprobs is None
     assert parse(best_of=1).n == 1
-    fails("suffix: is not supported", suffix="x")
+    assert parse(suffix="x").suffix == "x" and parse(suffix=None).suffix == ""
     fails("best_of: is not supported", best_of=2)
     fails("logprobs", logprobs=True)
 
