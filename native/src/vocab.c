@@ -158,7 +158,7 @@ static int32_t read_merges(const gguf *g, vocab *v) {
         return fail(MILAD_E_FORMAT, "%s: key '" KEY "merges' has %llu merges, more than %d", gguf_path(g),
                     (unsigned long long)merges->n_items, MAX_MERGES);
     char *joined = malloc(MAX_SPELLING);
-    if (!joined || bpe_reserve(&v->bpe, merges->n_items) != MILAD_OK) {
+    if (!joined || bpe_reserve(&v->bpe, merges->n_items, v->spellings.seed) != MILAD_OK) {
         free(joined);
         return fail(MILAD_E_MEMORY, "%s: no memory for the merges", gguf_path(g));
     }

@@ -30,11 +30,11 @@ static size_t table_size(size_t n_entries) { /* a power of two, at most 2/3 full
 
 /* -- spellings ----------------------------------------------------------------------------------------------------- */
 
-static uint64_t hash_bytes(const char *bytes, size_t n) {
-    uint64_t h = n, word;
+static uint64_t hash_bytes(const char *bytes, size_t n, uint64_t seed) {
+    uint64_t h = seed ^ n, word;
     for (; n >= 8; n -= 8, bytes += 8) {
         memcpy(&word, bytes, 8);
-        h = mix(h ^ word) + 0x9e3779b97f4a7c15u;
+        h = mix(h ^ word) + seed + 0x9e3779b97f4a7c15u;
     }
     word = 0;
     memcpy(&word, bytes, n);
@@ -42,7 +42,7 @@ static uint64_t hash_bytes(const char *bytes, size_t n) {
 }
 
 int32_t spellings_find(const spellings *s, const char *spelling, size_t n_bytes) {
-    for (size_t at = hash_bytes(spelling, n_bytes) & s->slot_mask; s->slots[at]; at = (at + 1) & s->slot_mask) {
+    for (size_t at = hash_bytes(spelling, n_bytes, s->seed) & s->slot_mask; s->slots[at]; at = (at + 1) & s->slot_mask) {
         uint32_t id = s->slots[at] - 1;
         if (s->starts[id + 1] - s->starts[id] == n_bytes && memcmp(s->bytes + s->starts[id], spelling, n_bytes) == 0)
             return (int32_t)id;
@@ -56,6 +56,7 @@ int32_t spellings_index(spellings *s) {
     if (!s->slots)
         return MILAD_E_MEMORY;
     s->slot_mask = size - 1;
+    s->seed = hash_bytes(s->bytes, s->starts[s->n], 0);
     for (int32_t id = 0; id < s->n; id++) {
         const char *spelling = s->bytes + s->starts[id];
         size_t n_bytes = s->starts[id + 1] - s->starts[id];
@@ -63,7 +64,7 @@ int32_t spellings_index(spellings *s) {
             s->n_duplicates++;
             continue;
         }
-        size_t at = hash_bytes(spelling, n_bytes) & s->slot_mask;
+        size_t at = hash_bytes(spelling, n_bytes, s->seed) & s->slot_mask;
         while (s->slots[at])
             at = (at + 1) & s->slot_mask;
         s->slots[at] = (uint32_t)id + 1;
@@ -121,19 +122,20 @@ size_t spelling_encode(const uint8_t *bytes, size_t n_bytes, char *out) {
 /* -- merges -------------------------------------------------------------------------------------------------------- */
 
 static size_t pair_slot(const bpe *b, uint32_t left, uint32_t right) {
-    size_t at = mix((uint64_t)left << 32 | right) & b->slot_mask;
+    size_t at = mix(mix((uint64_t)left << 32 | right) ^ b->seed) & b->slot_mask;
     while (b->slots[at].rank != NO_RANK && (b->slots[at].left != left || b->slots[at].right != right))
         at = (at + 1) & b->slot_mask;
     return at;
 }
 
-int32_t bpe_reserve(bpe *b, size_t n_merges) {
+int32_t bpe_reserve(bpe *b, size_t n_merges, uint64_t seed) {
     size_t size = table_size(n_merges);
     b->slots = malloc(size * sizeof *b->slots);
     if (!b->slots)
         return MILAD_E_MEMORY;
     memset(b->slots, 0xFF, size * sizeof *b->slots);
     b->slot_mask = size - 1;
+    b->seed = seed;
     return MILAD_OK;
 }
 

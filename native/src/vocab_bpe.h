@@ -12,6 +12,7 @@ typedef struct spellings {
     size_t *starts;      /* n + 1 */
     uint32_t *slots;     /* id + 1, 0: free; open addressing */
     size_t slot_mask;
+    uint64_t seed;       /* of the hashes, from all the spellings: a file can't be written so that its own hashes collide */
     int32_t n_duplicates;
 } spellings;
 
@@ -22,6 +23,7 @@ typedef struct bpe {
     int32_t byte_ids[256]; /* token of a single byte, -1: none (the byte is dropped, as Hugging Face's BPE does without unk) */
     merge *slots;          /* rank UINT32_MAX: free */
     size_t slot_mask;
+    uint64_t seed;         /* of the hashes */
 } bpe;
 
 /* Tokens as they are found. Counts all, keeps what fits. */
@@ -44,7 +46,7 @@ size_t spelling_decode(const char *spelling, size_t n_bytes, char *out, size_t n
 /* The spelling of bytes (2 * n_bytes are enough); returns its length. */
 size_t spelling_encode(const uint8_t *bytes, size_t n_bytes, char *out);
 
-int32_t bpe_reserve(bpe *b, size_t n_merges); /* MILAD_OK or MILAD_E_MEMORY */
+int32_t bpe_reserve(bpe *b, size_t n_merges, uint64_t seed); /* MILAD_OK or MILAD_E_MEMORY */
 int32_t bpe_add(bpe *b, uint32_t left, uint32_t right, uint32_t rank, uint32_t id); /* 0: the pair was there already */
 void bpe_free(bpe *b);
 /* Tokens of one piece. O(n log n). MILAD_OK or MILAD_E_MEMORY. */

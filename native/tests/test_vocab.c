@@ -136,7 +136,7 @@ static void test_merges_match_the_definition(void) {
         memset(b.byte_ids, 0xFF, sizeof b.byte_ids);
         for (int k = 0; k < BYTES; k++)
             b.byte_ids['a' + k] = k;
-        CHECK_INT(bpe_reserve(&b, RULES), MILAD_OK);
+        CHECK_INT(bpe_reserve(&b, RULES, test_random(&seed)), MILAD_OK);
         for (uint32_t k = 0; k < RULES; k++, n_ids++) {
             rules[k].left = (uint32_t)(test_random(&seed) % n_ids);
             rules[k].right = (uint32_t)(test_random(&seed) % n_ids);
