@@ -9,7 +9,9 @@ buffer is full nothing is taken from the Runner, which pauses its sequences.
 from __future__ import annotations
 
 import asyncio
+import gc
 import secrets
+import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, AsyncIterator, Awaitable, Callable, TypeVar
@@ -33,11 +35,47 @@ _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 T = TypeVar("T")
 
 
+class _CollectorOff:
+    """The cyclic garbage collector rests while large bodies are worked on: its passes over a tree of JSON, which never has
+    cycles, hold the GIL for longer than all the rest (2 MiB of nested lists: 234 ms of stall, without them 59)."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._n_inside = 0
+        self._was_on = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._n_inside == 0:
+                self._was_on = gc.isenabled()
+                gc.disable()
+            self._n_inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._n_inside -= 1
+            if self._n_inside == 0 and self._was_on:
+                gc.enable()
+
+
+_collector_off = _CollectorOff()
+
+
+def _large(work: Callable[[], T]) -> T:
+    """In a thread. What the work leaves behind is freed here, also what only a traceback holds."""
+    with _collector_off:
+        try:
+            return work()
+        except MiladError as e:
+            e.__context__ = e.__cause__ = None
+            raise e.with_traceback(None)
+
+
 async def off_loop(exchange: Exchange, work: Callable[[], T], reads_disk: bool = False) -> T:
     """`work`, in a thread where the disk, or a body that is large, would hold other streams up."""
-    if reads_disk or len(exchange.body) > OFF_LOOP_BYTES or exchange.request and exchange.request.get("content-encoding"):
-        return await asyncio.to_thread(work)
-    return work()
+    if len(exchange.body) > OFF_LOOP_BYTES or exchange.request and exchange.request.get("content-encoding"):
+        return await asyncio.to_thread(_large, work)
+    return await asyncio.to_thread(work) if reads_disk else work()
 
 
 def new_id(prefix: str) -> str:

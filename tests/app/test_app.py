@@ -261,6 +261,18 @@ def test_compressed_and_large_bodies(live: Live) -> None:
     assert [len(t.last_text) for t in runner(live).turns] == [300_000] * 4
 
 
+def test_the_collector_rests_and_comes_back(live: Live) -> None:
+    import gc
+    seen: list[bool] = []
+    prepare = runner(live).prepare
+    runner(live).prepare = lambda turn, **k: (seen.append(gc.isenabled()), prepare(turn, **k))[1]
+    big = {"messages": [{"role": "user", "content": "x" * 100_000}]}
+    assert ask(live, "/v1/chat/completions", big).status == 200 and ask(live, "/v1/chat/completions", CHAT).status == 200
+    assert seen == [False, True] and gc.isenabled()
+    for bad in ({**big, "n": -1}, b"[" * 100_000):
+        assert ask(live, "/v1/chat/completions", bad).status == 400 and gc.isenabled()
+
+
 def test_model_names(live: Live) -> None:
     for name in ("claude-sonnet-9", "gpt-9", "", "fake"):
         assert ask(live, "/v1/chat/completions", {**CHAT, "model": name}).json["model"] == "fake-model"
