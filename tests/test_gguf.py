@@ -312,3 +312,60 @@ def test_sliding_window_limits_the_context(tiny) -> None:
     assert model.info.n_ctx_train == 128
     assert any("sliding window" in text for _, text in capi.drain_log())
     model.close()
+
+
+# Split models
+
+def write_split(folder: Path, **options: object) -> list[Path]:
+    writer.write(folder / "m.gguf", split=6, **options)
+    return sorted(folder.glob("m-*.gguf"))
+
+
+def test_a_split_model_is_the_whole_by_any_name(tiny, tmp_path: Path) -> None:
+    parts = write_split(tmp_path, seed=3)
+    whole = capi.Model(tiny(seed=3))
+    assert len(parts) == 4
+    for path in parts:
+        model = capi.Model(path)
+        assert model.info.n_params == whole.info.n_params and model.info.weight_bytes == whole.info.weight_bytes
+        assert model.info.fingerprint == whole.info.fingerprint
+        assert model.info.file_bytes == sum(p.stat().st_size for p in parts)
+        assert model.metadata("split.count") == 4
+        model.close()
+        capi.Model(path, vocab_only=True).close()
+    whole.close()
+
+
+def test_split_models_that_lack_something(tmp_path: Path) -> None:
+    parts = write_split(tmp_path)
+    data = [p.read_bytes() for p in parts]
+
+    def refused(path: Path) -> str:
+        with pytest.raises(ModelError) as caught:
+            capi.Model(path)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    parts[2].unlink()
+    assert "m-00003-of-00004.gguf: No such file" in refused(parts[0])
+    parts[2].write_bytes(data[1])
+    assert "m-00003-of-00004.gguf: key 'split.no' is not 2" in refused(parts[0])
+    parts[2].write_bytes(data[2][:-4000])
+    assert "m-00003-of-00004.gguf: tensor" in refused(parts[3])
+    parts[2].write_bytes(b"")
+    assert "m-00003-of-00004.gguf: not a GGUF file" in refused(parts[0])
+    parts[2].write_bytes(data[2])
+    (tmp_path / "renamed.gguf").write_bytes(data[0])
+    assert "a part of 4, but its name does not end in" in refused(tmp_path / "renamed.gguf")
+    (tmp_path / "m-00001-of-00005.gguf").write_bytes(data[0])
+    assert "its name does not end in" in refused(tmp_path / "m-00001-of-00005.gguf")
+    count = string(b"split.count") + struct.pack("<IH", 2, 4)
+    assert data[0].count(count) == 1
+    (tmp_path / "many.gguf").write_bytes(data[0].replace(count, count[:-2] + b"\xff\xff"))
+    assert "'split.count' is 65535" in refused(tmp_path / "many.gguf")
+    total = string(b"split.tensors.count") + struct.pack("<Ii", 5, 20)
+    assert data[0].count(total) == 1
+    parts[0].write_bytes(data[0].replace(total, total[:-4] + b"\x15\0\0\0"))
+    assert "'split.tensors.count' is 21, but the parts have 20" in refused(parts[1])
+    parts[0].write_bytes(data[0])
+    capi.Model(parts[1]).close()

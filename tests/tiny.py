@@ -81,14 +81,15 @@ def _add_rope(w: gguf.GGUFWriter, arch: str, rope: str, n_ctx: int, n_rot: int) 
 def write(path: Any, arch: str = "llama", n_layer: int = 2, n_embd: int = 64, n_head: int = 4, n_head_kv: int = 2,
           head_dim: int = 0, n_ff: int = 160, tied: bool = True, weight_type: str = "F32", embd_type: str = "",
           rope: str = "", rope_base: float = 10000.0, bias: bool | None = None, n_ctx: int = 512,
-          pre: str = "gpt-2", vocab_only: bool = False, seed: int = 0,
+          pre: str = "gpt-2", vocab_only: bool = False, seed: int = 0, split: int = 0,
           extra: dict[str, Any] | None = None, tensors: dict[str, np.ndarray | None] | None = None) -> None:
     """Writes one GGUF model to `path`. head_dim 0: n_embd / n_head. bias None: as the architecture has it.
-    weight_type: of all matrices but token_embd and output, whose type is embd_type ("": weight_type)."""
+    weight_type: of all matrices but token_embd and output, whose type is embd_type ("": weight_type).
+    split: tensors per file; path then names the set, NAME-00001-of-0000N.gguf are written."""
     random = np.random.default_rng(seed)
     d = head_dim or n_embd // n_head
     values: dict[str, Any] = {}
-    w = gguf.GGUFWriter(str(path), arch)
+    w = gguf.GGUFWriter(str(path), arch, split_max_tensors=split)
     w.add_name("tiny")
     _add_vocabulary(w, pre)
     w.add_block_count(n_layer)

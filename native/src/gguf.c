@@ -12,11 +12,10 @@
  * every product against overflow, and both indexes are sorted arrays, so no choice of names makes a lookup slow.
  * A failure names the file and the key or tensor that broke the rule.
  */
-#include "gguf.h"
+#include "gguf_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,35 +27,8 @@
 #include "error.h"
 #include "mat.h"
 
-enum {
-    MAX_VALUES = 1 << 16,   /* files seen have about 50 */
-    MAX_TENSORS = 1 << 16,  /* files seen have up to some thousands */
-    MAX_ITEMS = 1 << 24,    /* the largest vocabularies have 2^18 tokens and 2^20 merges */
-    MAX_KEY = 65535,        /* docs/gguf.md */
-    MAX_NAME = 255,         /* docs/gguf.md says 64 */
-    MAX_ALIGNMENT = 1 << 20,
-    SHOWN = 80              /* bytes of a name in a message */
-};
-
-struct gguf {
-    const uint8_t *data;
-    uint64_t n_bytes;
-    int mapped;
-    char path[200];
-    uint64_t n_values, n_tensors;
-    gguf_value *values;
-    gguf_tensor *tensors;
-    const gguf_str **by_key;  /* the keys of values, sorted */
-    const gguf_str **by_name; /* the names of tensors, sorted */
-};
-
-static const char *const TYPE_NAMES[] = {"u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array",
-                                         "u64", "i64", "f64"};
 static const uint8_t TYPE_BYTES[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 enum { N_TYPES = 13 };
-
-/* Arguments of "%.*s" for a name of the file's. */
-#define NAME(s) (int)((s).n_bytes < SHOWN ? (s).n_bytes : SHOWN), (s).data
 
 /* The unread rest of the header. */
 typedef struct cursor {
@@ -65,12 +37,6 @@ typedef struct cursor {
 } cursor;
 
 static uint64_t left(const cursor *c) { return c->g->n_bytes - c->at; }
-
-static uint32_t load_u32(const uint8_t *p) {
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-}
-
-static uint64_t load_u64(const uint8_t *p) { return load_u32(p) | (uint64_t)load_u32(p + 4) << 32; }
 
 static int32_t cut_short(const cursor *c, const char *what) {
     return fail(MILAD_E_FORMAT, "%s: the file ends inside %s, at byte %llu: it is cut short or damaged", c->g->path, what,
@@ -239,8 +205,7 @@ static int compare_indexed(const void *a, const void *b) {
     return compare_str(*(const gguf_str *const *)a, *(const gguf_str *const *)b);
 }
 
-/* Sorts n pointers; fails when two name the same thing. */
-static int32_t index_names(const gguf *g, const gguf_str **index, uint64_t n, const char *noun) {
+int32_t gguf_index(const gguf *g, const gguf_str **index, uint64_t n, const char *noun) {
     qsort(index, n, sizeof *index, compare_indexed);
     for (uint64_t i = 1; i < n; i++)
         if (compare_str(index[i - 1], index[i]) == 0)
@@ -270,7 +235,7 @@ static int32_t read_values(cursor *c, gguf *g) {
             return status;
         g->by_key[i] = &g->values[i].key;
     }
-    return index_names(g, g->by_key, g->n_values, "key");
+    return gguf_index(g, g->by_key, g->n_values, "key");
 }
 
 /* Where the data section begins, given the end of the header. */
@@ -316,7 +281,7 @@ static int32_t read_tensors(cursor *c, gguf *g, int32_t vocab_only) {
             t->data = g->data + start + offsets[i];
     }
     free(offsets);
-    return status ? status : index_names(g, g->by_name, g->n_tensors, "tensor");
+    return status ? status : gguf_index(g, g->by_name, g->n_tensors, "tensor");
 }
 
 static int32_t read_header(gguf *g, int32_t vocab_only) {
@@ -373,7 +338,7 @@ static int32_t map_file(gguf *g, const char *path) {
     return status;
 }
 
-int32_t gguf_open(const char *path, int32_t vocab_only, gguf **out) {
+int32_t gguf_open_one(const char *path, int32_t vocab_only, gguf **out) {
     *out = NULL;
     gguf *g = calloc(1, sizeof *g);
     if (!g)
@@ -414,6 +379,9 @@ void gguf_close(gguf *g) {
     free(g->tensors);
     free(g->by_key);
     free(g->by_name);
+    for (uint64_t i = 0; i < g->n_parts; i++)
+        gguf_close(g->parts[i]);
+    free(g->parts);
     free(g);
 }
 
@@ -433,7 +401,14 @@ void gguf_drop(const gguf *g, const uint8_t *data, uint64_t n_bytes) { advise(g,
 void gguf_will_read(const gguf *g, const uint8_t *data, uint64_t n_bytes) { advise(g, data, n_bytes, MADV_WILLNEED, 0); }
 
 const char *gguf_path(const gguf *g) { return g->path; }
-uint64_t gguf_file_bytes(const gguf *g) { return g->n_bytes; }
+
+uint64_t gguf_file_bytes(const gguf *g) {
+    uint64_t n = g->n_bytes;
+    for (uint64_t i = 0; i < g->n_parts; i++)
+        n += g->parts[i]->n_bytes;
+    return n;
+}
+
 uint64_t gguf_n_values(const gguf *g) { return g->n_values; }
 const gguf_value *gguf_value_at(const gguf *g, uint64_t i) { return i < g->n_values ? &g->values[i] : NULL; }
 uint64_t gguf_n_tensors(const gguf *g) { return g->n_tensors; }
@@ -445,104 +420,4 @@ const gguf_value *gguf_find(const gguf *g, const char *key) {
 
 const gguf_tensor *gguf_find_tensor(const gguf *g, const char *name) {
     return (const gguf_tensor *)find_name(g->by_name, g->n_tensors, name);
-}
-
-int64_t gguf_item_i64(const gguf_value *v, uint64_t i) {
-    switch (v->item_type) {
-    case GGUF_U8: case GGUF_BOOL: return v->data[i];
-    case GGUF_I8: return (int8_t)v->data[i];
-    case GGUF_U16: return (uint16_t)(v->data[2 * i] | v->data[2 * i + 1] << 8);
-    case GGUF_I16: return (int16_t)(v->data[2 * i] | v->data[2 * i + 1] << 8);
-    case GGUF_U32: return load_u32(v->data + 4 * i);
-    case GGUF_I32: return (int32_t)load_u32(v->data + 4 * i);
-    case GGUF_I64: return (int64_t)load_u64(v->data + 8 * i);
-    case GGUF_U64: {
-        uint64_t u = load_u64(v->data + 8 * i);
-        return u > INT64_MAX ? INT64_MAX : (int64_t)u;
-    }
-    default: return INT64_MIN;
-    }
-}
-
-double gguf_item_f64(const gguf_value *v, uint64_t i) {
-    if (v->item_type == GGUF_F32) {
-        uint32_t u = load_u32(v->data + 4 * i);
-        float f;
-        memcpy(&f, &u, 4);
-        return f;
-    }
-    if (v->item_type == GGUF_F64) {
-        uint64_t u = load_u64(v->data + 8 * i);
-        double f;
-        memcpy(&f, &u, 8);
-        return f;
-    }
-    return v->item_type == GGUF_STRING ? (double)NAN : (double)gguf_item_i64(v, i);
-}
-
-static int32_t wrong_type(const gguf *g, const gguf_value *v, const char *wanted) {
-    return fail(MILAD_E_FORMAT, "%s: key '%.*s' is of type %s, not %s", g->path, NAME(v->key), TYPE_NAMES[v->type], wanted);
-}
-
-static int is_integer(int32_t type) {
-    return type <= GGUF_I32 || type == GGUF_U64 || type == GGUF_I64;
-}
-
-int32_t gguf_get_u64(const gguf *g, const char *key, uint64_t *out) {
-    const gguf_value *v = gguf_find(g, key);
-    if (!v)
-        return 0;
-    if (!is_integer(v->type))
-        return wrong_type(g, v, "an integer");
-    int64_t value = gguf_item_i64(v, 0);
-    if (v->type == GGUF_U64)
-        *out = load_u64(v->data);
-    else if (value < 0)
-        return fail(MILAD_E_FORMAT, "%s: key '%.*s' is negative", g->path, NAME(v->key));
-    else
-        *out = (uint64_t)value;
-    return 1;
-}
-
-int32_t gguf_get_f64(const gguf *g, const char *key, double *out) {
-    const gguf_value *v = gguf_find(g, key);
-    if (!v)
-        return 0;
-    if (!is_integer(v->type) && v->type != GGUF_F32 && v->type != GGUF_F64)
-        return wrong_type(g, v, "a number");
-    double value = gguf_item_f64(v, 0);
-    if (!isfinite(value))
-        return fail(MILAD_E_FORMAT, "%s: key '%.*s' is not finite", g->path, NAME(v->key));
-    *out = value;
-    return 1;
-}
-
-int32_t gguf_get_bool(const gguf *g, const char *key, int32_t *out) {
-    const gguf_value *v = gguf_find(g, key);
-    if (!v)
-        return 0;
-    if (v->type != GGUF_BOOL)
-        return wrong_type(g, v, "bool");
-    *out = v->data[0];
-    return 1;
-}
-
-int32_t gguf_get_str(const gguf *g, const char *key, gguf_str *out) {
-    const gguf_value *v = gguf_find(g, key);
-    if (!v)
-        return 0;
-    if (v->type != GGUF_STRING)
-        return wrong_type(g, v, "string");
-    out->data = (const char *)v->data;
-    out->n_bytes = v->n_bytes;
-    return 1;
-}
-
-int32_t gguf_next_str(const gguf_value *v, uint64_t *at, gguf_str *out) {
-    if (v->type != GGUF_ARRAY || v->item_type != GGUF_STRING || *at >= v->n_bytes)
-        return 0;
-    out->n_bytes = load_u64(v->data + *at);
-    out->data = (const char *)v->data + *at + 8;
-    *at += 8 + out->n_bytes;
-    return 1;
 }

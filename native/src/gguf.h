@@ -36,7 +36,7 @@ typedef struct gguf_tensor {
     uint64_t n_bytes;    /* 0 likewise */
 } gguf_tensor;
 
-/* Maps and checks the whole header. On failure returns a milad_status and sets the thread's error. */
+/* Maps and checks the whole header, and all parts of a split model (NAME-00001-of-0000N.gguf), named by any. On failure returns a milad_status and sets the thread's error. */
 int32_t gguf_open(const char *path, int32_t vocab_only, gguf **out);
 /* The same on bytes in memory, which must outlive it (tests, fuzzing). */
 int32_t gguf_open_memory(const void *data, size_t n_bytes, int32_t vocab_only, gguf **out);

@@ -39,7 +39,7 @@ uint64_t model_fingerprint(const gguf *g) {
         const gguf_value *v = gguf_value_at(g, i);
         if (begins(&v->key, "general.") && !begins(&v->key, "general.architecture"))
             continue;
-        if (begins(&v->key, "tokenizer.chat_template"))
+        if (begins(&v->key, "tokenizer.chat_template") || begins(&v->key, "split."))
             continue;
         h = mix_bytes(h, v->key.data, v->key.n_bytes);
         h = mix(h, (uint64_t)v->item_type);
