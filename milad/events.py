@@ -85,9 +85,15 @@ class Block:
     kind: str
     id: str = ""
     name: str = ""
-    text: str = ""
+    pieces: list[str] = field(default_factory=list)        # appending to a string would copy it for every token
     complete: bool = False
     logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        if len(self.pieces) > 1:
+            self.pieces[:] = ["".join(self.pieces)]
+        return self.pieces[0] if self.pieces else ""
 
 
 @dataclass
@@ -101,7 +107,8 @@ class Fold:
     def take(self, event: Event) -> None:
         if isinstance(event, Delta):
             block = self.blocks[event.index]
-            block.text += event.text
+            if event.text:
+                block.pieces.append(event.text)
             block.logprobs += event.logprobs
         elif isinstance(event, BlockStart):
             if event.index != len(self.blocks):

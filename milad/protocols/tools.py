@@ -171,10 +171,14 @@ class FreeformInput:
 
     def __init__(self) -> None:
         self._text = ""          # not yet read
+        self._other: list[str] = []
         self._state = "before"   # before, inside, after, other
 
     def feed(self, text: str) -> str:
         if self._state == "after":
+            return ""
+        if self._state == "other":
+            self._other.append(text)
             return ""
         self._text += text
         if self._state == "before":
@@ -210,7 +214,8 @@ class FreeformInput:
     def end(self) -> str:
         """What is still held: the rest of a cut string, or arguments of another shape."""
         if self._state in ("before", "other"):
-            held, self._text, self._state = self._text, "", "after"
+            held = self._text + "".join(self._other)
+            self._text, self._other, self._state = "", [], "after"
             return freeform_text(held)
         self._text = ""
         return ""
