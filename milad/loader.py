@@ -75,7 +75,7 @@ def _open(path: str, value: Mapping[str, Any], scripted: bool, progress: Callabl
     from . import capi
     if scripted:
         from . import scripted as core
-        return core.open_model(path, value["script"])
+        return core.open_model(value["script"], lambda: capi.Model(path, vocab_only=True))
     return capi.Model(path, n_threads=value["threads"] or 0, mlock=value["mlock"], repack=value["repack"], progress=progress)
 
 

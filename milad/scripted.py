@@ -133,11 +133,12 @@ class Play:
         self.due: float | None = None
 
 
-def open_model(path: str, script: str, *, clock: Callable[[], float] = time.monotonic) -> "ScriptedModel":
-    """The model file's vocabulary with the script's answers. ModelError, UsageError (naming the script's line)."""
+def open_model(script: str, open_vocabulary: Callable[[], Model], *,
+               clock: Callable[[], float] = time.monotonic) -> "ScriptedModel":
+    """The script's answers over a model file's vocabulary, which is opened when the script is known to be good. UsageError
+    names the script's line."""
     lines = read_script(script)
-    from . import capi
-    return ScriptedModel(capi.Model(path, vocab_only=True), script, lines, clock=clock)
+    return ScriptedModel(open_vocabulary(), script, lines, clock=clock)
 
 
 class ScriptedModel:

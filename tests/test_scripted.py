@@ -241,8 +241,10 @@ def test_bad_files(tmp_path: Path) -> None:
 
 @pytest.fixture
 def real(tmp_path: Path, tiny: Any, library: Path) -> Iterator[ScriptedModel]:
-    m = open_model(str(tiny()), script(tmp_path, {"output": "<think>\nhm</think>hello world<|im_end|>ignored"},
-                                       {"output": "héllo ☃ 12", "split": "byte"}))
+    from milad import capi
+
+    m = open_model(script(tmp_path, {"output": "<think>\nhm</think>hello world<|im_end|>ignored"},
+                          {"output": "héllo ☃ 12", "split": "byte"}), lambda: capi.Model(tiny(), vocab_only=True))
     yield m
     m.close()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
+from ..errors import EngineFault
 from .base import BLOCK
 from .blocks import BYTES, ROOT, Blocks
 from .sequence import Sequence
@@ -86,7 +87,12 @@ class Fetches:
                 i = ticket.n_taken
                 payload = self._tier.take(ticket)
                 block = self._blocks.allocate()
-                self._write(block, payload)
+                try:
+                    self._write(block, payload)
+                except EngineFault:         # a miss like any other
+                    self._blocks.release(block)
+                    ticket.cancelled = True
+                    continue
                 fetch.held.append(self._blocks.register(block, ticket.parents[i], ticket.datas[i], ticket.keys[i]))
                 self._unlist(seq, ticket.keys[i:i + 1])
                 room -= 1

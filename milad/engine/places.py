@@ -16,7 +16,7 @@ from array import array
 from typing import Any, Callable
 
 from .base import BLOCK
-from .blocks import ROOT, Blocks, chain_keys
+from .blocks import ROOT, Blocks, chain, chain_keys
 from .fetch import Fetches
 from .queue import Queue
 from .sequence import ACTIVE, QUEUED, Sequence
@@ -43,6 +43,9 @@ class Places:
     def add(self, seq: Sequence) -> None:
         if self.blocks.cache:
             chain_keys(seq.keys, seq.tokens)
+            rest = seq.tokens[len(seq.keys) * BLOCK:]
+            if rest:
+                seq.tail_key = chain(seq.keys[-1] if seq.keys else ROOT, rest.tobytes())
         self.queue.add(seq)
 
     def admit(self, now: float) -> list[Sequence]:
@@ -76,11 +79,15 @@ class Places:
         if self.fetches:
             self.fetches.drop(seq)
 
+    def is_served(self, seq: Sequence) -> bool:
+        """A queued seq for which its next blocks are being computed or read: it waits for them, not for its turn."""
+        return seq.wait_key is not None and seq.wait_key in self.pending or bool(self.fetches) and seq in self.fetches
+
     def _ready(self, seq: Sequence) -> bool:
         if seq.paused and seq.admitted:
             return False
         fetches = self.fetches
-        if self.pending and seq.keys and not (fetches is not None and seq in fetches):
+        if self.pending and not (fetches is not None and seq in fetches):
             if seq.wait_key is not None and seq.wait_key in self.pending:
                 return False
             seq.wait_key = self._shared_key(seq)
@@ -97,8 +104,8 @@ class Places:
             if key in self.pending:
                 shared = key
             elif shared is not None or self.blocks.lookup(key) is None:
-                break
-        return shared
+                return shared
+        return seq.tail_key if seq.tail_key in self.pending else shared
 
     def _start(self, seq: Sequence, now: float) -> bool:
         """Gives seq its blocks, cached ones first. False: they don't fit now."""
@@ -155,6 +162,8 @@ class Places:
         if seq.request.cacheable:
             for key in seq.keys[seq.n_registered:]:
                 self.pending.setdefault(key, seq)
+            if seq.tail_key is not None and seq.n_output == 0 and seq.n_left > 1:
+                self.pending.setdefault(seq.tail_key, seq)
         self.n_cached += seq.n_computed
         if not seq.admitted:
             seq.admitted = True
@@ -193,7 +202,7 @@ class Places:
         self.running[client] -= 1
         if not self.running[client]:
             del self.running[client]
-        for key in seq.keys[seq.n_registered:]:
+        for key in (*seq.keys[seq.n_registered:], seq.tail_key):
             if self.pending.get(key) is seq:
                 del self.pending[key]
         if seal:
@@ -224,6 +233,7 @@ class Places:
                                                seq.tokens[i * BLOCK:(i + 1) * BLOCK].tobytes(), key)
                 seq.n_registered = i + 1
         if seq.n_output == 0 and seq.n_computed == seq.n_prompt:
+            self.pending.pop(seq.tail_key, None)
             self._seal(seq)
 
     def check(self) -> None:
@@ -236,6 +246,6 @@ class Places:
             assert seq.n_output == len(seq.tokens) - seq.n_prompt
         assert len(self.active) <= self.parallel and sum(self.running.values()) == len(self.active)
         for key, seq in self.pending.items():
-            assert seq.state == ACTIVE and key in seq.keys[seq.n_registered:] or self.fetches and seq in self.fetches
+            assert seq.state == ACTIVE and key in (*seq.keys[seq.n_registered:], seq.tail_key) or self.fetches and seq in self.fetches
         for seq in self.queue:
             assert seq.state == QUEUED and not seq.table

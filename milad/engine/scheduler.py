@@ -274,7 +274,9 @@ class Scheduler:
             deadline = seq.request.deadline
             if deadline is None or seq.admitted:
                 continue
-            if deadline <= now:
+            if deadline <= now and self.places.is_served(seq):
+                self._deadline = min(self._deadline, now + 1.0)
+            elif deadline <= now:
                 self._end(seq)
                 self._emit(seq, Fault(MiladError("overloaded", "the request waited for its turn longer than its deadline",
                                                  retry_after_s=self.retry_after_s())))

@@ -20,7 +20,7 @@ class Sequence:
     __slots__ = ("request", "tokens", "n_prompt", "max_tokens", "sampler", "constraint", "stop_ids", "play",
                  "state", "order", "table", "keys", "n_registered", "n_computed", "n_cached", "n_scored", "n_output",
                  "admitted", "announced", "due", "wait_key", "position", "started_at", "cancelled", "paused", "items", "handle", "drafter",
-                 "speculates", "fetched")
+                 "speculates", "fetched", "tail_key")
 
     def __init__(self, request: Request, n_ctx: int) -> None:
         self.request = request
@@ -47,6 +47,7 @@ class Sequence:
         self.announced = False      # its Admitted was delivered
         self.due = 0.0              # no row before this time (scripted delays)
         self.wait_key: bytes | None = None      # in the queue: the block that another sequence is computing for both
+        self.tail_key: bytes | None = None      # of the prompt's last, partial block
         self.fetched = False        # the second tier was asked
         self.position = -1          # in the queue, as last reported
         self.started_at = 0.0

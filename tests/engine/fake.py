@@ -76,7 +76,7 @@ class FakeContext:
         self.block_bytes = BLOCK * 8
         self.kv: list[list[Any]] = [[None] * BLOCK for _ in range(n_blocks)]
         self.n_rows = self.n_steps = self.n_copied = 0
-        self.fault_rate = self.interrupt_rate = 0.0
+        self.fault_rate = self.interrupt_rate = self.write_fault_rate = 0.0
         self.random = random.Random(0)
         self.interrupted = False
 
@@ -139,6 +139,9 @@ class FakeContext:
 
     def kv_write(self, block: int, data: bytes) -> None:
         assert len(data) == self.block_bytes
+        if self.random.random() < self.write_fault_rate:
+            self.kv[block][:] = ["undefined"] * BLOCK
+            raise EngineFault("a fault for the test")
         flat = array("i", bytes(data))
         self.kv[block][:] = [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]
 

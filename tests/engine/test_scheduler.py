@@ -153,6 +153,19 @@ def test_eight_clients_one_system_prompt() -> None:
     assert b.scheduler.n_prefilled <= 600 + 8 * (20 + BLOCK)
 
 
+@pytest.mark.parametrize("n", [1, 5, 31, 32, 33, 200])
+def test_choices_of_one_prompt_compute_it_once(n: int) -> None:
+    b = Bench(parallel=4)
+    seqs = [b.add(prompt(3, n), 8, seed=i) for i in range(4)]
+    while any(not s.n_output for s in seqs):
+        b.step()
+    n_decoded = sum(s.n_output for s in seqs)
+    assert b.context.n_rows <= n - 1 + n_decoded
+    b.run()
+    for seq in seqs:
+        b.assert_right(seq)
+
+
 def test_followers_go_on_when_their_leader_is_cancelled() -> None:
     b = Bench(n_blocks=64, n_ctx=800, parallel=3)
     system = prompt(3, 600)
@@ -285,6 +298,15 @@ def test_deadline_in_the_queue() -> None:
     fault = b.done(late)
     assert isinstance(fault, Fault) and fault.error.kind == "overloaded" and 1 <= fault.error.retry_after_s <= 60
     b.run()
+
+
+def test_no_deadline_for_who_waits_for_a_leader_s_blocks() -> None:
+    b = Bench(n_ctx=500)
+    b.add(prompt(1, 400), 5)
+    follower = b.add(prompt(1, 400), 5, deadline=0.015)
+    b.run()
+    b.assert_right(follower)
+    assert b.done(follower).n_cached == 399 and b.now > 0.05
 
 
 def test_prompt_logprobs() -> None:

@@ -29,10 +29,12 @@ def schedule(seed: int) -> None:
     n_ctx = r.choice((64, 160, 320))
     tier = Tier(seed) if r.random() < 0.5 else None
     b = Bench(n_blocks=-(-n_ctx // BLOCK) + r.choice((0, 1, 3, 10, 40)), n_ctx=n_ctx, parallel=r.choice((1, 2, 4, 8)),
-              max_rows=r.choice((8, 24, 64)), cache=r.random() < 0.9, speculate=r.random() < 0.5, tier=tier, pace=Pace() if r.random() < 0.7 else Pace(0.001))
+              max_rows=r.choice((8, 24, 64)), cache=r.random() < 0.9, speculate=r.random() < 0.5, tier=tier,
+              pace=Pace() if r.random() < 0.7 else Pace(0.001))
     b.context.random = random.Random(seed)
     b.context.fault_rate = r.choice((0.0, 0.0, 0.01))
     b.context.interrupt_rate = r.choice((0.0, 0.0, 0.05))
+    b.context.write_fault_rate = r.choice((0.0, 0.0, 0.1))
     families = [prompt(seed * 10 + i, n_ctx) for i in range(3)]
     seqs: list[Sequence] = []
     cancelled: set[Sequence] = set()
