@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
 import socket
 import threading
 from contextlib import contextmanager
@@ -10,8 +12,7 @@ from types import SimpleNamespace
 from typing import Any, Callable, Iterator
 
 from milad.app import App, Served, Settings
-from milad.errors import ContextOverflow
-from milad.events import BlockEnd, BlockStart, Delta, Failure, Finish, Progress, Started, Usage
+from milad.events import BlockEnd, BlockStart, Delta, Finish, Started, Usage
 from milad.http import server
 
 
@@ -161,3 +162,61 @@ def read_all(sock: socket.socket) -> bytes:
             out += data
     except ConnectionResetError:
         return out
+
+
+# Clients
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+BODIES = {"/v1/chat/completions": CHAT, "/v1/completions": {"prompt": "hi"}, "/v1/responses": {"input": "hi"},
+          "/v1/messages": {**CHAT, "max_tokens": 9}}
+APIS = list(BODIES)
+
+
+class Answer:
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self.status, self.headers, self.data = response.status, response.headers, response.read()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.data)
+
+    @property
+    def events(self) -> list[tuple[str | None, Any]]:
+        """(event line, JSON or text) of each SSE event; every event is whole."""
+        assert self.data.endswith(b"\n\n"), self.data[-200:]
+        out = []
+        for block in self.data.decode("utf-8").split("\n\n")[:-1]:
+            lines = block.split("\n")
+            name = lines.pop(0)[7:] if lines[0].startswith("event: ") else None
+            assert len(lines) == 1 and lines[0].startswith("data: ")
+            text = lines[0][6:]
+            out.append((name, json.loads(text) if text.startswith("{") else text))
+        return out
+
+
+def ask(live: Live, path: str, value: Any = None, method: str = "", **headers: str) -> Answer:
+    client = http.client.HTTPConnection("127.0.0.1", live.port, timeout=20)
+    data = value if isinstance(value, (bytes, type(None))) else json.dumps(value).encode()
+    sent = {k.replace("_", "-"): v for k, v in headers.items()}
+    if data is not None:
+        sent.setdefault("Content-Type", "application/json")
+    client.request(method or ("GET" if data is None else "POST"), path, data, sent)
+    try:
+        return Answer(client.getresponse())
+    finally:
+        client.close()
+
+
+def runner(live: Live) -> Runner:
+    return live.app.served.runner
+
+
+def error_of(answer: Answer, path: str) -> dict[str, Any]:
+    """The error object, whose shape is checked against the dialect that `path` has."""
+    value = answer.json
+    if "/messages" in path:
+        assert value["type"] == "error" and value["request_id"].startswith("req_") and set(value["error"]) == {"type", "message"}
+        assert answer.headers["request-id"] == value["request_id"]
+    else:
+        assert set(value) == {"error"} and set(value["error"]) == {"message", "type", "param", "code"}
+    return value["error"]

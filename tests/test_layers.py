@@ -13,7 +13,7 @@ RANKS = {
     "grammar": 1, "scripted": 1, "catalogue": 1, "machine": 1, "progress": 1, "_milad_cffi": 0,
     "config": 2, "engine.loop": 2, "engine.disk": 1,
     "output": 3, "turn": 3,
-    "app": 4, "http.server": 4, "loader": 4,
+    "app": 4, "http.server": 4, "http.listen": 4, "loader": 4,
     "daemon": 5, "agents": 5, "doctor": 5,
     "cli": 6, "__main__": 7,
 }

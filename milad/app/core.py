@@ -14,12 +14,13 @@ from typing import Any, Mapping
 from urllib.parse import unquote
 
 from .. import __version__, log
-from ..errors import EngineFault, MiladError
+from ..errors import MiladError
 from ..http import body, guard, sse
 from ..http.base import Exchange, Handler, Reply
 from ..http.wire import Request, WireError
 from ..protocols.base import Protocol
 from .base import Route, Served, Settings
+from .generate import as_error
 from .routes import PATTERNS, TABLE, protocols
 
 
@@ -30,7 +31,7 @@ class _Match:
 
 
 def split_prefix(path: str) -> str:
-    """`path` without /v1 and a slash at the end. Raises for /v1/v1, what a client with the prefix in its base URL and in its path asks."""
+    """`path` without /v1 and a slash at the end. Raises for /v1/v1: a client with the prefix in its base URL and in its path."""
     if path == "/v1" or path.startswith("/v1/"):
         path = path[3:]
         if path == "/v1" or path.startswith("/v1/"):
@@ -73,8 +74,9 @@ class App:
         exchange.request_id = "req_" + secrets.token_hex(12)
         settings = self.settings
         if not guard.host_allowed(request, exchange.local, settings.allowed_hosts):
-            raise MiladError("forbidden", f"this server does not answer to the host name {guard.host_name(request.host)[:100]!r}; "
-                             "allow it with allowed_hosts", code="host_not_allowed")
+            name = guard.host_name(request.host)[:100]
+            raise MiladError("forbidden", f"this server does not answer to the host name {name!r}; allow it with allowed_hosts",
+                             code="host_not_allowed")
         if not guard.origin_allowed(request, settings.allowed_origins):
             raise MiladError("forbidden", "web pages of this origin may not call this server; allow it with allowed_origins",
                              code="origin_not_allowed")
@@ -83,11 +85,11 @@ class App:
         path = split_prefix(request.path)
         match = self._match(path)
         if settings.auth and not (match and match.route.public):
-            name = settings.auth(request)
-            if name is None:
+            caller = settings.auth(request)
+            if caller is None:
                 raise MiladError("auth", "a valid API key is needed: send Authorization: Bearer KEY or x-api-key: KEY",
                                  headers=(("WWW-Authenticate", "Bearer"),))
-            exchange.client = name
+            exchange.client = caller
         if match is None:
             raise MiladError("not_found", f"there is no {request.path[:200]} here; see / for what is", code="unknown_path")
         return self._handler(exchange, request, match)
@@ -100,7 +102,7 @@ class App:
             error = MiladError("too_large" if status == 413 else "invalid", error.message, code=error.rule)
         elif not isinstance(error, MiladError):
             log.logger.error("%s: %s: %s", exchange.request_id, type(error).__name__, error, exc_info=error)
-            error = MiladError("internal", "the engine failed" if isinstance(error, EngineFault) else "an internal error; the log has more")
+            error = as_error(error)
         protocol = self.protocols[dialect_of(exchange.request)]
         own_status, answer, fields = protocol.error(error, exchange.request_id)
         if type(error).status is not MiladError.status:
@@ -121,14 +123,15 @@ class App:
         """What every answer carries."""
         mine = (("x-request-id", exchange.request_id), ("request-id", exchange.request_id), ("Server", f"milad/{__version__}"))
         origin = exchange.request.get("origin") if exchange.request else None
-        if origin is None:
+        if exchange.request is None or origin is None:
             return mine
         if not guard.origin_allowed(exchange.request, self.settings.allowed_origins):
             return (*mine, ("Vary", "Origin"))
         return (*mine, ("Vary", "Origin"), ("Access-Control-Allow-Origin", origin),
                 ("Access-Control-Expose-Headers", "x-request-id, request-id, retry-after"))
 
-    def _reply(self, exchange: Exchange, status: int, data: bytes, media: str, fields: tuple[tuple[str, str], ...] = ()) -> Reply:
+    def _reply(self, exchange: Exchange, status: int, data: bytes, media: str,
+               fields: tuple[tuple[str, str], ...] = ()) -> Reply:
         all_fields: dict[str, tuple[str, str]] = {}
         for name, value in (("Content-Type", media), *fields, *self.fields(exchange)):
             all_fields.setdefault(name.lower(), (name, value))

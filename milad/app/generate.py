@@ -117,6 +117,7 @@ async def generate(app: "App", exchange: Exchange, protocol: Protocol, *, parse:
         return turn, [served.runner.prepare(t, path=path_of(exchange), client=exchange.client) for t in turns]
 
     turn, prepared = await off_loop(exchange, prepare, parse is not None)
+    exchange.body = b""                      # generations last; what was parsed need not
     ident = Ident(new_id(protocol.id_prefix), int(time.time()), served.id, new_id, served.runner.n_ctx)
     encoder = protocol.encoder(turn, ident)
     events = submit(served.runner, prepared)
@@ -193,10 +194,11 @@ def usage_label(encoder: Encoder) -> str:
 
 
 def as_error(error: BaseException) -> MiladError:
-    """What a client is told of a failure after the first byte. The log has the rest."""
+    """What a client is told of a failure of ours. The log has the rest."""
     if isinstance(error, MiladError):
         return error
-    return MiladError("internal", "the engine failed" if isinstance(error, EngineFault) else "an internal error; the log has more")
+    what = "the engine failed" if isinstance(error, EngineFault) else "an internal error; the log has more"
+    return MiladError("internal", what)
 
 
 SHUTTING_DOWN = "the server is shutting down"

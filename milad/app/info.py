@@ -87,8 +87,9 @@ async def props(app: "App", exchange: Exchange) -> None:
     served = app.ready()
     template = served.runner.model.metadata("tokenizer.chat_template")
     app.reply(exchange, {
-        "default_generation_settings": {"n_ctx": served.runner.n_ctx}, "total_slots": served.n_slots, "model_path": served.path,
-        "model_alias": served.id, "build_info": f"milad-{__version__}", "chat_template": template if isinstance(template, str) else "",
+        "default_generation_settings": {"n_ctx": served.runner.n_ctx}, "total_slots": served.n_slots,
+        "model_path": served.path, "model_alias": served.id, "build_info": f"milad-{__version__}",
+        "chat_template": template if isinstance(template, str) else "",
         "modalities": {"vision": False, "audio": False}, "family": getattr(served.runner.family, "name", "")})
 
 
@@ -128,6 +129,9 @@ async def root(app: "App", exchange: Exchange) -> None:
 # Text
 
 
+_WORDS = {bool: "true or false", str: "a string", list: "an array"}
+
+
 def _field(value: dict[str, Any], name: str, kind: type, default: Any = ...) -> Any:
     found = value.get(name)
     if found is None:
@@ -135,7 +139,7 @@ def _field(value: dict[str, Any], name: str, kind: type, default: Any = ...) -> 
             raise invalid(name, f"{name} is missing")
         return default
     if not isinstance(found, kind) or kind is not bool and isinstance(found, bool):
-        raise invalid(name, f"{name} must be {'true or false' if kind is bool else 'a string' if kind is str else 'a list'}")
+        raise invalid(name, f"{name} must be {_WORDS[kind]}")
     return found
 
 

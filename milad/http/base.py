@@ -35,7 +35,11 @@ class Exchange(Protocol):
     n_sent: int                               # bytes of answer body
     disconnected: bool                        # the client is gone
     draining: bool                            # the daemon ends: a cancelled handler says so to its client
-    stalled: bool                             # the client does not read: await drain() before writing more
+
+    @property
+    def stalled(self) -> bool:
+        """The client does not read: await drain() before writing more."""
+        ...
 
     def reply(self, reply: Reply) -> None:
         """The whole answer."""
@@ -67,7 +71,7 @@ class Application(Protocol):
         ...
 
     def refuse(self, exchange: Exchange, error: Union[MiladError, WireError, Exception]) -> Reply:
-        """The answer for an error, in the dialect that the request suggests. Any other exception is a bug: a 500 and a log line."""
+        """The answer for an error, in the dialect that the request suggests. Other exceptions are bugs: a 500 and a log line."""
         ...
 
     def done(self, exchange: Exchange) -> None:

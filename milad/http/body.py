@@ -32,7 +32,7 @@ def check_type(content_type: str | None) -> None:
     media, *parameters = (content_type or "").split(";")
     if not _JSON_TYPE.fullmatch(media.strip().lower()):
         said = f"not {content_type!r}" if content_type else "and the request has none"
-        raise MiladError("media_type", f"the body must be JSON: send the header Content-Type: application/json, {said}")
+        raise MiladError("media_type", f"the body must be JSON: send Content-Type: application/json, {said}")
     for parameter in parameters:
         name, _, value = parameter.partition("=")
         if name.strip().lower() == "charset" and value.strip().strip('"').lower() not in ("utf-8", "utf8", "us-ascii"):
@@ -45,7 +45,7 @@ def codings(content_encoding: str | None) -> list[str]:
     names = [n for n in names if n != "identity"]
     for name in names:
         if name not in _DECODERS:
-            raise MiladError("media_type", f"the content encoding {name!r} is not supported; supported: {', '.join(_DECODERS)}")
+            raise MiladError("media_type", f"the content encoding {name[:40]!r} is unknown; known are {', '.join(_DECODERS)}")
         if name == "zstd" and _zstd is None:
             raise MiladError("media_type", "the content encoding 'zstd' needs a server on Python 3.14 or newer; send gzip or none")
     if len(names) > MAX_CODINGS:

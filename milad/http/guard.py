@@ -42,7 +42,7 @@ def host_allowed(request: Request, local: str, allowed: Collection[str]) -> bool
 
 
 def origin_allowed(request: Request, allowed: Collection[str]) -> bool:
-    """A request without Origin comes from no web page; the daemon's own pages have its Host in theirs. `*` allows all but null."""
+    """Without Origin it is no web page's; the daemon's own pages have its Host in theirs. `*` allows all but null."""
     origin = request.get("origin")
     if origin is None:
         return True

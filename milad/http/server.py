@@ -11,31 +11,31 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
-import errno
-import os
 import socket
 import ssl as ssl_module
-import stat
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable
 
-from ..errors import MiladError, UsageError
+from ..errors import MiladError
 from . import wire
-from .base import Application, Exchange, Handler, Reply
+from .base import Application, Handler, Reply
+from .listen import bind_tcp, bind_unix
+
+__all__ = ["Server", "Settings", "TimedOut", "bind_tcp", "bind_unix"]
 
 
 @dataclass(frozen=True)
 class Settings:
     limits: wire.Limits = wire.Limits()
-    head_s: float = 15.0                      # from the first byte of a head to its last
+    head_s: float = 10.0                      # from the first byte of a head to its last
     idle_s: float = 75.0                      # before a first and between requests
-    body_grace_s: float = 20.0                # a body may take this long, and 1 s more per body_rate bytes
+    body_grace_s: float = 10.0                # a body may take this long, and 1 s more per body_rate bytes
     body_rate: int = 4096
     stall_s: float = 300.0                    # a client that reads nothing of its answer for so long is cut off
     linger_s: float = 2.0                     # after an early error
     linger_bytes: int = 256 << 20
-    max_connections: int = 512
+    max_connections: int = 512                # beyond them the longest idle one goes, or the new one is refused
     max_body_bytes: int = 256 << 20           # of all requests that are not answered yet
     pipeline_bytes: int = 65536               # read ahead of the present request
     high_water: int = 65536                   # unsent bytes of an answer at which its client counts as stalled
@@ -147,7 +147,7 @@ class _Connection(asyncio.Protocol):
         self.server.connections.add(self)
         if n >= 2 * self.settings.max_connections:
             transport.abort()
-        elif n >= self.settings.max_connections:
+        elif n >= self.settings.max_connections and not self.server.drop_idle():
             self._refuse(MiladError("unavailable", "too many connections", retry_after_s=2))
         else:
             self._wait("idle", self.settings.idle_s)
@@ -390,6 +390,14 @@ class _Connection(asyncio.Protocol):
         else:
             self.transport.abort()
 
+    @property
+    def idle_until(self) -> float | None:
+        """The loop time at which it ends of itself; None while it is in use."""
+        return self._due if self._what == "idle" and not self._lost and not self.transport.is_closing() else None
+
+    def drop(self) -> None:
+        self.transport.close()
+
     def drain(self) -> None:
         """The daemon ends: idle connections close now, busy ones after their answer."""
         if self.task is None and self.exchange is None and not self._lingering and self.wire.idle:
@@ -415,7 +423,7 @@ class Server:
         self.connections: set[_Connection] = set()
         self.n_body_bytes = 0
         self.draining = False
-        self._listeners: list[asyncio.AbstractServer] = []
+        self._listeners: list[asyncio.Server] = []
         self._change: asyncio.Future[None] | None = None
 
     async def listen(self, sockets: Iterable[socket.socket], ssl: ssl_module.SSLContext | None = None) -> None:
@@ -427,6 +435,13 @@ class Server:
     @property
     def ports(self) -> list[int]:
         return [s.getsockname()[1] for one in self._listeners for s in one.sockets if isinstance(s.getsockname(), tuple)]
+
+    def drop_idle(self) -> bool:
+        """Makes room by closing the connection that is idle for longest; False where none is."""
+        idle = [(due, id(c), c) for c in self.connections if (due := c.idle_until) is not None]
+        if idle:
+            min(idle)[2].drop()
+        return bool(idle)
 
     def changed(self) -> None:
         if self._change and not self._change.done():
@@ -452,66 +467,3 @@ class Server:
         for connection in list(self.connections):
             connection.transport.abort()
         await self._until(lambda: not self.connections, 0.2)
-
-
-def bind_tcp(host: str, port: int) -> list[socket.socket]:
-    """Bound TCP sockets for a host name or address (IPv4, IPv6, "" or "*" for all). UsageError where that can't be."""
-    if not 0 <= port <= 65535:
-        raise UsageError(f"cannot listen on port {port}: ports are 0 to 65535")
-    try:
-        found = socket.getaddrinfo(None if host in ("", "*") else host.strip("[]"), port, type=socket.SOCK_STREAM,
-                                   flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError, OverflowError) as e:
-        raise UsageError(f"cannot listen on {host}: {getattr(e, 'strerror', None) or e}") from None
-    made: list[socket.socket] = []
-    for family, kind, proto, _, address in dict.fromkeys(found):
-        try:
-            made.append(_bind(family, kind, proto, address, made[0].getsockname()[1] if made and port == 0 else port))
-        except OSError as e:
-            if family == socket.AF_INET6 and made and e.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
-                continue                      # a name with both kinds of address on a machine without IPv6
-            for sock in made:
-                sock.close()
-            shown = f"[{address[0]}]:{port}" if family == socket.AF_INET6 else f"{address[0]}:{port}"
-            if e.errno == errno.EADDRINUSE:
-                raise UsageError(f"cannot listen on {shown}: the port is in use (choose another with --port)") from None
-            raise UsageError(f"cannot listen on {shown}: {e.strerror}") from None
-    return made
-
-
-def _bind(family: int, kind: int, proto: int, address: Sequence[Any], port: int) -> socket.socket:
-    sock = socket.socket(family, kind, proto)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind((address[0], port, *address[2:]))
-        sock.listen(256)
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-def bind_unix(path: str, mode: int = 0o660) -> socket.socket:
-    """A bound Unix socket; a dead one left at `path` is replaced. UsageError where that can't be."""
-    try:
-        if stat.S_ISSOCK(os.stat(path).st_mode):
-            with socket.socket(socket.AF_UNIX) as probe:
-                probe.settimeout(1)
-                if probe.connect_ex(path) != errno.ECONNREFUSED:
-                    raise UsageError(f"cannot listen on {path}: the socket is in use")
-            os.unlink(path)
-    except FileNotFoundError:
-        pass
-    except OSError as e:
-        raise UsageError(f"cannot listen on {path}: {e.strerror}") from None
-    sock = socket.socket(socket.AF_UNIX)
-    try:
-        sock.bind(path)
-        os.chmod(path, mode)
-        sock.listen(256)
-    except OSError as e:
-        sock.close()
-        raise UsageError(f"cannot listen on {path}: {e.strerror or e}") from None
-    return sock

@@ -178,7 +178,7 @@ class Connection:
             self._buffer += data
 
     def next(self) -> Event | None:
-        """The next event; None: feed more (or, once the request is complete, start_next). Raises WireError, then and ever after."""
+        """The next event; None: feed more (or start_next, once the request is complete). Raises WireError, then for ever."""
         if self.error:
             raise self.error
         try:

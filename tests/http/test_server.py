@@ -2,108 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
-import os
 import random
 import socket
-import ssl
-import struct
 import subprocess
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from echo_app import FAST, GET, Echo, reset, status_of, until
 from fake_app import Live, read_all, serving
-from milad.errors import MiladError, UsageError
-from milad.http import server, wire
-from milad.http.base import Exchange, Reply
-
-FAST = server.Settings(head_s=0.3, idle_s=0.5, body_grace_s=0.3, body_rate=1_000_000, linger_s=0.5, stall_s=0.5, shutdown_s=0.5)
-GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
-
-
-class Echo:
-    """An application: / answers with the body, /slow waits, /stream writes for ever, /bug raises, /early refuses by its head."""
-
-    def __init__(self) -> None:
-        self.cancelled = threading.Event()
-        self.entered = threading.Event()
-        self.n_written = 0
-        self.finished: list[Any] = []
-        self.errors: list[Exception] = []
-
-    def begin(self, exchange: Exchange) -> Any:
-        path = exchange.request.path
-        if path == "/early":
-            raise MiladError("forbidden", "no")
-        return getattr(self, path.strip("/") or "echo")
-
-    def refuse(self, exchange: Exchange, error: Exception) -> Reply:
-        self.errors.append(error)
-        return Reply(getattr(error, "status", 500), (("Content-Type", "text/plain"),), str(error).encode())
-
-    def done(self, exchange: Exchange) -> None:
-        self.finished.append(exchange)
-
-    async def echo(self, exchange: Exchange) -> None:
-        exchange.reply(Reply(200, (), exchange.body or b"hello"))
-
-    async def later(self, exchange: Exchange) -> None:
-        await asyncio.sleep(0.02)
-        await self.echo(exchange)
-
-    async def slow(self, exchange: Exchange) -> None:
-        self.entered.set()
-        try:
-            await asyncio.sleep(30)
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            if exchange.draining:
-                exchange.reply(Reply(503, (), b"bye"))
-                return
-            raise
-
-    async def stream(self, exchange: Exchange) -> None:
-        exchange.start(200, (("Content-Type", "text/plain"),))
-        self.entered.set()
-        try:
-            while True:
-                exchange.write(b"x" * 10_000)
-                self.n_written += 10_000
-                await exchange.drain()
-                await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            if exchange.draining:
-                exchange.end(b"bye")
-                return
-            raise
-
-    async def three(self, exchange: Exchange) -> None:
-        exchange.start(200, ())
-        for piece in (b"one", b"two", b"three"):
-            exchange.write(piece)
-            await asyncio.sleep(0.01)
-        exchange.end()
-
-    async def big(self, exchange: Exchange) -> None:
-        exchange.reply(Reply(200, (), b"x" * 30_000_000))
-
-    async def bug(self, exchange: Exchange) -> None:
-        raise KeyError("a bug")
-
-    async def cut(self, exchange: Exchange) -> None:
-        exchange.start(200, ())
-        exchange.write(b"part")
-        raise KeyError("a bug")
-
-    async def silent(self, exchange: Exchange) -> None:
-        return None
+from milad.errors import MiladError
+from milad.http import wire
 
 
 @pytest.fixture
@@ -115,24 +27,6 @@ def echo() -> Echo:
 def live(echo: Echo):
     with serving(echo, FAST) as live:
         yield live
-
-
-def status_of(data: bytes) -> int:
-    assert data.startswith(b"HTTP/1.1 "), data[:100]
-    return int(data[9:12])
-
-
-def reset(sock: socket.socket) -> None:
-    """Closes with RST instead of FIN."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    sock.close()
-
-
-def until(condition, what: str = "") -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end, what or "in vain"
-        time.sleep(0.005)
 
 
 # Clients that behave
@@ -397,12 +291,16 @@ def test_bugs(live: Live, echo: Echo) -> None:
     assert len(echo.errors) == 3
 
 
-def test_too_many_connections() -> None:
-    with serving(Echo(), replace(FAST, max_connections=3, idle_s=30)) as live:
-        held = [live.connect() for _ in range(3)]
+def test_too_many_connections(echo: Echo) -> None:
+    with serving(echo, replace(FAST, max_connections=3, idle_s=30)) as live:
+        busy = [live.connect(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n") for _ in range(2)]
+        idle = live.connect()
         until(lambda: len(live.server.connections) == 3)
+        busy.append(live.connect(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n"))
+        assert read_all(idle) == b""  # the idle one made room
+        until(lambda: sum(c.task is not None for c in live.server.connections) == 3)
         assert status_of(read_all(live.connect(GET))) == 503
-        held.pop().close()
+        busy.pop().close()
         until(lambda: len(live.server.connections) == 2)
         assert live.connect(GET).recv(20).startswith(b"HTTP/1.1 200")
 
@@ -443,81 +341,3 @@ def test_drain_does_not_wait_for_a_stalled_reader(echo: Echo) -> None:
         live.call(live.server.drain, 0.1)
         assert not live.server.connections
         sock.close()
-
-
-# Where it listens
-
-
-def test_a_port_in_use_is_one_line() -> None:
-    held = server.bind_tcp("127.0.0.1", 0)[0]
-    with pytest.raises(UsageError, match=r"^cannot listen on 127\.0\.0\.1:\d+: the port is in use"):
-        server.bind_tcp("127.0.0.1", held.getsockname()[1])
-    held.close()
-
-
-@pytest.mark.parametrize("host, port", [("999.1.1.1", 1), ("no such host", 1), ("127.0.0.1", 99999), ("203.0.113.1", 0), ("\udc80", 1), ("a" * 300, 1)])
-def test_bad_addresses_are_one_line(host: str, port: int) -> None:
-    with pytest.raises(UsageError) as caught:
-        server.bind_tcp(host, port)
-    assert "\n" not in str(caught.value)
-
-
-def test_ipv6(echo: Echo) -> None:
-    try:
-        sockets = server.bind_tcp("::1", 0)
-    except UsageError as e:
-        pytest.skip(str(e))
-    with serving(echo, FAST, sockets) as live:
-        with socket.create_connection(("::1", live.port), 5) as sock:
-            sock.sendall(GET)
-            assert sock.recv(20).startswith(b"HTTP/1.1 200")
-        until(lambda: echo.finished)
-        assert echo.finished[0].local == "::1"
-
-
-def test_unix_socket(echo: Echo, tmp_path: Path) -> None:
-    path = str(tmp_path / "milad.sock")
-    dead = socket.socket(socket.AF_UNIX)
-    dead.bind(path)
-    dead.close()
-    with serving(echo, FAST, [server.bind_unix(path)]) as live:
-        assert os.stat(path).st_mode & 0o777 == 0o660
-        with pytest.raises(UsageError, match="in use"):
-            server.bind_unix(path)
-        sock = socket.socket(socket.AF_UNIX)
-        sock.connect(path)
-        sock.sendall(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")
-        assert sock.recv(20).startswith(b"HTTP/1.1 200")
-        sock.close()
-        assert echo.cancelled.wait(5)
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(UsageError):
-        server.bind_unix(str(tmp_path / "file"))
-    assert (tmp_path / "file").read_text() == "mine"
-    with pytest.raises(UsageError):
-        server.bind_unix(str(tmp_path / ("x" * 200)))
-
-
-def test_tls(echo: Echo, tmp_path: Path) -> None:
-    made = subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=localhost",
-                           "-addext", "subjectAltName=DNS:localhost", "-keyout", tmp_path / "key", "-out", tmp_path / "cert"], capture_output=True)
-    if made.returncode:
-        pytest.skip("no openssl to make a certificate with")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "cert", tmp_path / "key")
-    with serving(echo, FAST, ssl=context) as live:
-        client = ssl.create_default_context(cafile=str(tmp_path / "cert"))
-        connection = http.client.HTTPSConnection("localhost", live.port, context=client, timeout=5)
-        for path, body in (("/", b"hello"), ("/three", b"onetwothree"), ("/early", b"no")):
-            connection.request("POST", path, b"")
-            assert connection.getresponse().read() == body
-        connection.close()
-        with client.wrap_socket(live.connect(), server_hostname="localhost") as sock:
-            sock.sendall(b"BAD\r\n\r\n")
-            assert status_of(sock.recv(1000)) == 400
-        sock = client.wrap_socket(live.connect(), server_hostname="localhost")
-        sock.sendall(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
-        assert echo.entered.wait(5)
-        sock.close()
-        assert echo.cancelled.wait(5)
-        assert status_of(read_all(live.connect(GET)) or b"HTTP/1.1 400") == 400  # plain HTTP to a TLS port
