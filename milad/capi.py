@@ -24,7 +24,7 @@ from .errors import EngineFault, ModelError, UsageError
 
 OK, E_ARGUMENT, E_IO, E_FORMAT, E_UNSUPPORTED, E_MEMORY, E_INTERRUPTED, E_INTERNAL = range(0, -8, -1)
 TOKEN_CONTROL, TOKEN_USER_DEFINED, TOKEN_EOG = 4, 8, 64
-KV_TYPES = {"f16": 0, "q8_0": 1, "f32": 2}
+KV_TYPES = {"f16": 0, "q8_0": 1, "f32": 2, "bf16": 3}
 PROBES = {"bandwidth": 0, "int8": 1, "bf16": 2, "f32": 3}
 
 _SEQUENCE = struct.Struct("@Pii")             # milad_sequence
@@ -52,8 +52,8 @@ def _binding() -> Any:
         try:
             import make_cffi
             make_cffi.write(made)
-        except ImportError as e:
-            raise UsageError(f"{made} is missing and can't be generated here: {e}") from e
+        except (ImportError, OSError) as e:
+            raise UsageError(f"{made} is missing or older than {header.name} and can't be generated here: {e}") from e
         finally:
             sys.path.remove(str(native))
     try:
