@@ -1,0 +1,69 @@
+"""One timed run of milad's core, in a process of its own: python -m benchlib.core FILE THREADS KIND N DEPTH BATCH
+
+Prints JSON: tokens/s, and what a share of the limit needs. KIND: prefill (N tokens in one go) or decode (N steps).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from array import array
+from typing import Any
+
+from . import peer
+
+
+def measure(file: Any, threads: int, kind: str, n: int, depth: int = 0, batch: int = 1) -> dict[str, Any]:
+    done = peer.run([sys.executable, "-m", "benchlib.core", file, threads, kind, n, depth, batch], stdout=subprocess.PIPE,
+                    cwd=peer.ROOT / "scripts", env={**__import__("os").environ, "PYTHONPATH": f"{peer.ROOT}:{peer.ROOT / 'scripts'}"})
+    return json.loads(done.stdout)
+
+
+def main(file: str, threads: int, kind: str, n: int, depth: int, batch: int) -> dict[str, Any]:
+    from milad import capi
+    from milad.engine.base import BLOCK, Batch, SamplerArgs
+    model = capi.Model(file, n_threads=threads)
+    per = -(-(depth + n + 8) // BLOCK)
+    context = model.context(n_blocks=per * batch, n_threads=threads)
+    tables = [array("i", range(i * per, (i + 1) * per)) for i in range(batch)]
+    greedy = SamplerArgs()
+
+    def feed(sequence: int, first: int, count: int) -> None:
+        at = first
+        while at < first + count:
+            rows = array("i")
+            size = min(context.max_rows, first + count - at)
+            for i in range(at, at + size):
+                rows.extend((100 + i * 7919 % 40000, i, 0, 0 if i == at + size - 1 else -1))
+            context.step(Batch(rows, [tables[sequence]], [greedy]))
+            at += size
+
+    def decode(first: int, count: int) -> None:
+        tokens = [100] * batch
+        for i in range(count):
+            rows = array("i")
+            for s in range(batch):
+                rows.extend((tokens[s], first + i, s, s))
+            tokens = [o.token for o in context.step(Batch(rows, tables, [greedy] * batch))]
+
+    for s in range(batch):
+        if depth:
+            feed(s, 0, depth)
+    (feed(0, depth, min(n, 64)) if kind == "prefill" else decode(depth, 4))           # warm
+    best = 0.0
+    for _ in range(3 if kind == "decode" or n * (depth + 512) < 4_000_000 else 1):
+        start = time.perf_counter()
+        feed(0, depth, n) if kind == "prefill" else decode(depth, n)
+        best = max(best, n * (1 if kind == "prefill" else batch) / (time.perf_counter() - start))
+    info = model.info
+    kv = info.n_layer * info.n_head_kv * info.head_dim * 4 * (depth + n / 2)
+    shared = info.n_vocab * info.n_embd
+    return {"rate": best, "weight_bytes": info.weight_bytes, "kv_bytes": kv, "layer_params": info.n_params - shared,
+            "file_bytes": info.file_bytes, "isa": context.stat()["isa"], "threads": threads}
+
+
+if __name__ == "__main__":
+    a = sys.argv
+    print(json.dumps(main(a[1], int(a[2]), a[3], int(a[4]), int(a[5]), int(a[6]))))
