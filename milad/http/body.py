@@ -23,6 +23,7 @@ except ImportError:
 MAX_DEPTH = 200                               # client bodies nest up to about 20; schemas in tools a few more
 MAX_DIGITS = 300                              # beyond a double's range; int() itself stops at 4300 or not at all (3.10.6)
 MAX_CODINGS = 3
+MAX_MEMBERS = 64                              # of one gzip or zstd body: each costs a copy of what follows it
 _JSON_TYPE = re.compile(r"(?:application|text)/(?:json|[!#$&^_.+\w-]+\+json)", re.A)
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
@@ -47,17 +48,17 @@ def codings(content_encoding: str | None) -> list[str]:
         if name not in _DECODERS:
             raise MiladError("media_type", f"the content encoding {name[:40]!r} is unknown; known are {', '.join(_DECODERS)}")
         if name == "zstd" and _zstd is None:
-            raise MiladError("media_type", "the content encoding 'zstd' needs a server on Python 3.14 or newer; send gzip or none")
+            raise MiladError("media_type", "the content encoding 'zstd' needs a server on Python 3.14; send gzip or none")
     if len(names) > MAX_CODINGS:
         raise MiladError("media_type", f"at most {MAX_CODINGS} content encodings")
     return names[::-1]
 
 
-def _inflate(data: bytes, limit: int, wbits: int, members: bool) -> bytes:
-    """zlib's formats; `members`: gzip may hold several in a row (RFC 1952, 2.2)."""
+def _inflate(data: bytes, limit: int, make: Callable[[], Any], n_members: int = 1) -> bytes:
+    """Streams of one of zlib's or zstd's decompressors (`make`), as many in a row as the format allows."""
     out = b""
-    while True:
-        stream = zlib.decompressobj(wbits)
+    for _ in range(n_members):
+        stream = make()
         out += stream.decompress(data, limit + 1 - len(out))
         if len(out) > limit:
             raise _TooLong
@@ -66,33 +67,23 @@ def _inflate(data: bytes, limit: int, wbits: int, members: bool) -> bytes:
         data = stream.unused_data
         if not data:
             return out
-        if not members:
-            raise ValueError("there is more after its end")
+    raise ValueError("there is more after its end")
 
 
 def _gunzip(data: bytes, limit: int) -> bytes:
-    return _inflate(data, limit, 31, True)
+    return _inflate(data, limit, lambda: zlib.decompressobj(31), MAX_MEMBERS)  # RFC 1952, 2.2
 
 
 def _deflate(data: bytes, limit: int) -> bytes:
     """zlib's format, as RFC 9110, 8.4.1.2 says, or the bare deflate that some clients send."""
     try:
-        return _inflate(data, limit, 15, False)
+        return _inflate(data, limit, zlib.decompressobj)
     except zlib.error:
-        return _inflate(data, limit, -15, False)
+        return _inflate(data, limit, lambda: zlib.decompressobj(-15))
 
 
 def _unzstd(data: bytes, limit: int) -> bytes:
-    out = b""
-    while data:
-        stream = _zstd.ZstdDecompressor()
-        out += stream.decompress(data, limit + 1 - len(out))
-        if len(out) > limit:
-            raise _TooLong
-        if not stream.eof:
-            raise ValueError("it ends early")
-        data = stream.unused_data
-    return out
+    return _inflate(data, limit, _zstd.ZstdDecompressor, MAX_MEMBERS)  # RFC 8878, 3: frames in a row
 
 
 class _TooLong(Exception):

@@ -77,6 +77,13 @@ def test_broken_codings_are_400(data: bytes, encoding: str) -> None:
     assert refusal(body.parse, data, encoding).status == 400
 
 
+def test_members_without_number_are_refused() -> None:
+    """Each member costs a copy of the rest: a quadratic bomb of 16 MiB would take hours."""
+    member = gzip.compress(b"")
+    assert body.decode(member * 64, "gzip", 10) == b""
+    assert refusal(body.decode, member * 800_000, "gzip", 10).status == 400
+
+
 def test_a_bomb_is_413_and_never_inflated() -> None:
     bomb = gzip.compress(b"[" * 200_000_000, 9)
     tracemalloc.start()
