@@ -13,7 +13,9 @@ from milad.errors import MiladError
 from milad.http import server
 from milad.http.base import Exchange, Reply
 
-FAST = server.Settings(head_s=0.3, idle_s=0.5, body_grace_s=0.3, body_rate=1_000_000, linger_s=0.5, stall_s=0.5, shutdown_s=0.5)
+# Deadlines that no test waits for, however busy the machine; tests of deadlines use HASTY ones.
+CALM = server.Settings(head_s=60, idle_s=60, body_grace_s=60, linger_s=1, stall_s=60, shutdown_s=1)
+HASTY = server.Settings(head_s=0.3, idle_s=0.5, body_grace_s=0.3, linger_s=0.5, stall_s=0.5)
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 

@@ -24,7 +24,8 @@ def text_events(*pieces: str, reason: str = "stop", n_in: int = 3) -> list[list[
 
 
 class Run:
-    """Steps, with float entries as seconds of silence; cancelled is set by aclose before the end."""
+    """Steps; an entry that is a number is seconds of silence, one that is a function is called and awaited. The runner's
+    `cancelled` is set by aclose before the end."""
 
     def __init__(self, runner: "Runner", n: int) -> None:
         self.runner, self.n = runner, n
@@ -40,6 +41,8 @@ class Run:
                 await asyncio.sleep(step)
             elif isinstance(step, Exception):
                 raise step
+            elif callable(step):
+                await step()
             else:
                 self.runner.n_pulled += 1
                 if self.runner.step_s is not None:

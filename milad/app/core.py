@@ -40,17 +40,15 @@ def split_prefix(path: str) -> str:
     return path.rstrip("/") or "/"
 
 
-def dialect_of(request: Request | None) -> str:
+def dialect_of(exchange: Exchange) -> str:
     """Whose words an error should use: by the path's prefix, else by the headers."""
-    if request is None:
-        return "chat"
-    path = request.path.removeprefix("/v1").removeprefix("/v1")
+    path = exchange.target.partition("?")[0].removeprefix("/v1").removeprefix("/v1")
     for name in ("messages", "responses", "completions"):
         if path == f"/{name}" or path.startswith(f"/{name}/"):
             return name
-    if path.startswith("/chat/"):
+    if path.startswith("/chat/") or exchange.request is None:
         return "chat"
-    return "messages" if request.get("anthropic-version") is not None else "chat"
+    return "messages" if exchange.request.get("anthropic-version") is not None else "chat"
 
 
 class App:
@@ -103,7 +101,7 @@ class App:
         elif not isinstance(error, MiladError):
             log.logger.error("%s: %s: %s", exchange.request_id, type(error).__name__, error, exc_info=error)
             error = as_error(error)
-        protocol = self.protocols[dialect_of(exchange.request)]
+        protocol = self.protocols[dialect_of(exchange)]
         own_status, answer, fields = protocol.error(error, exchange.request_id)
         if type(error).status is not MiladError.status:
             status = error.status               # http.server's 408

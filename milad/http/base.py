@@ -22,6 +22,7 @@ class Reply(NamedTuple):
 class Exchange(Protocol):
     """One request and its answer. The event loop's thread only. After `disconnected` every write is dropped."""
     request: Request | None                   # None: its head was not readable
+    target: str                               # also where only the request line was readable; "" without one
     body: bytes                               # all of it, content codings not undone
     peer: str                                 # the client's address, "unix" for a local socket
     local: str                                # the address that the client connected to, or "unix"

@@ -57,6 +57,7 @@ class _Exchange:
     def __init__(self, connection: "_Connection", request: wire.Request | None) -> None:
         self.connection = connection
         self.request = request
+        self.target = connection.wire.target
         self.body = b""
         self.peer = connection.peer
         self.local = connection.local

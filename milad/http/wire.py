@@ -203,6 +203,11 @@ class Connection:
         return len(self._buffer)
 
     @property
+    def target(self) -> str:
+        """Of the request whose line was read last; "" where none was."""
+        return self._start[1]
+
+    @property
     def idle(self) -> bool:
         """Nothing of a request is here yet."""
         return self._read == self._read_line and not self._buffer

@@ -53,6 +53,13 @@ def test_unknown_paths_in_the_dialect_they_suggest(live: Live, path: str, header
     error_of(answer, "/messages" if anthropic else path)
 
 
+def test_broken_heads_in_the_dialect_of_their_path(live: Live) -> None:
+    for path, sign in (("/v1/messages", b'"type":"error"'), ("/v1/chat/completions", b'"param":null')):
+        for line in (b"X : y", b"Content-Length: +1", b"X: " + b"y" * 40_000):
+            out = read_all(live.connect(b"POST %b?beta=true HTTP/1.1\r\nHost: localhost\r\n%b\r\n\r\n" % (path.encode(), line)))
+            assert out.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431")) and sign in out
+
+
 @pytest.mark.parametrize("path", ["/v1/v1/chat/completions", "/v1/v1/messages", "/v1/v1", "/v1/v1/models"])
 def test_the_prefix_twice_is_explained(live: Live, path: str) -> None:
     answer = ask(live, path, CHAT)
@@ -206,6 +213,9 @@ def test_keys() -> None:
 # Bodies
 
 
+BOMB = gzip.compress(b" " * 20_000_000)
+
+
 @pytest.mark.parametrize("path", [*APIS, "/v1/messages/count_tokens", "/v1/responses/input_tokens", "/tokenize", "/apply-template"])
 def test_bad_bodies(live: Live, path: str) -> None:
     for data, status in [(b"", 400), (b"{", 400), (b"[]", 400), (b'{"a":NaN}', 400), (b"\xff", 400), (b'{"a":"\\ud800"}', 400), (b"[" * 100_000, 400), (b"{}", None)]:
@@ -214,8 +224,8 @@ def test_bad_bodies(live: Live, path: str) -> None:
         if answer.status >= 400:
             error_of(answer, path)
     for headers, status in [({"Content-Type": "text/plain"}, 415), ({"Content-Type": "application/x-www-form-urlencoded"}, 415), ({"Content-Encoding": "br"}, 415),
-                            ({"Content-Encoding": "gzip"}, 400)]:
-        answer = ask(live, path, b"{}", **headers)
+                            ({"Content-Encoding": "gzip"}, 413), ({"Content-Encoding": "deflate"}, 400)]:
+        answer = ask(live, path, BOMB, **headers)
         assert answer.status == status, headers
         error_of(answer, path)
     sock = live.connect(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99999999\r\n\r\n".encode())

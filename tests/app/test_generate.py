@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import http.client
 import json
 import threading
 import time
@@ -89,16 +91,32 @@ KEEPALIVE = {"/v1/chat/completions": '"delta":{}', "/v1/completions": '"text":""
 
 @pytest.mark.parametrize("path", APIS)
 def test_keepalive_while_nothing_is_said(path: str) -> None:
-    with serving(fake_app([[Started(Usage(3))], 0.35, *text_events("x")[1:-1], 0.35, text_events()[-1]], keepalive_s=0.1)) as live:
-        steps = live.app.served.runner.steps
-        steps[2:2] = [[BlockStart(0, "text")]]
-        answer = ask(live, path, {**BODIES[path], "stream": True})
-        text = answer.data.decode()
-        assert answer.status == 200 and text.count(KEEPALIVE[path]) >= 4 and answer.events
-    with serving(fake_app([*text_events(*["x"] * 20)], keepalive_s=0.2)) as live:
-        live.app.served.runner.step_s = 0.02  # never silent for long
-        text = ask(live, path, {**BODIES[path], "stream": True}).data.decode()
-        assert text.count(KEEPALIVE[path]) <= 1 + text.count('"finish_reason":"stop"')
+    """Silence, before the first text and within it, lasts until four signs of life were read."""
+    goes_on = threading.Semaphore(0)
+
+    async def silence() -> None:
+        while not goes_on.acquire(blocking=False):
+            await asyncio.sleep(0.01)
+
+    steps = [[Started(Usage(3))], silence, [BlockStart(0, "text")], [Delta(0, "x")], silence, text_events()[-1]]
+    with serving(fake_app(steps, keepalive_s=0.05)) as live:
+        client = http.client.HTTPConnection("127.0.0.1", live.port, timeout=20)
+        client.request("POST", path, json.dumps({**BODIES[path], "stream": True}), {"Content-Type": "application/json"})
+        response = client.getresponse()
+        text = ""
+        for n in (4, 8):
+            while text.count(KEEPALIVE[path]) < n:
+                text += response.readline().decode()
+            goes_on.release()
+        text += response.read().decode()
+        assert '"x"' in text and text.endswith("\n\n")
+        client.close()
+
+
+def test_no_keepalive_while_something_is_said() -> None:
+    with serving(fake_app(text_events(*["x"] * 30), keepalive_s=2.0)) as live:
+        runner(live).step_s = 0.1
+        assert ask(live, "/v1/messages", {**BODIES["/v1/messages"], "stream": True}).data.count(b"event: ping") == 0
 
 
 def test_head_and_first_keepalive_come_before_the_engine(live: Live) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_app import FAST, GET, Echo, status_of, until
+from echo_app import CALM, GET, Echo, status_of, until
 from fake_app import read_all, serving
 from milad.errors import UsageError
 from milad.http import server
@@ -41,7 +41,7 @@ def test_ipv6(echo: Echo) -> None:
         sockets = server.bind_tcp("::1", 0)
     except UsageError as e:
         pytest.skip(str(e))
-    with serving(echo, FAST, sockets) as live:
+    with serving(echo, CALM, sockets) as live:
         with socket.create_connection(("::1", live.port), 5) as sock:
             sock.sendall(GET)
             assert sock.recv(20).startswith(b"HTTP/1.1 200")
@@ -54,7 +54,7 @@ def test_unix_socket(echo: Echo, tmp_path: Path) -> None:
     dead = socket.socket(socket.AF_UNIX)
     dead.bind(path)
     dead.close()
-    with serving(echo, FAST, [server.bind_unix(path)]):
+    with serving(echo, CALM, [server.bind_unix(path)]):
         assert os.stat(path).st_mode & 0o777 == 0o660
         with pytest.raises(UsageError, match="in use"):
             server.bind_unix(path)
@@ -79,7 +79,7 @@ def test_tls(echo: Echo, tmp_path: Path) -> None:
         pytest.skip("no openssl to make a certificate with")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "cert", tmp_path / "key")
-    with serving(echo, FAST, ssl=context) as live:
+    with serving(echo, CALM, ssl=context) as live:
         client = ssl.create_default_context(cafile=str(tmp_path / "cert"))
         connection = http.client.HTTPSConnection("localhost", live.port, context=client, timeout=5)
         for path, body in (("/", b"hello"), ("/three", b"onetwothree"), ("/early", b"no")):

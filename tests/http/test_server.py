@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from echo_app import FAST, GET, Echo, reset, status_of, until
+from echo_app import CALM, GET, HASTY, Echo, reset, status_of, until
 from fake_app import Live, read_all, serving
 from milad.errors import MiladError
 from milad.http import wire
@@ -25,7 +25,13 @@ def echo() -> Echo:
 
 @pytest.fixture
 def live(echo: Echo):
-    with serving(echo, FAST) as live:
+    with serving(echo, CALM) as live:
+        yield live
+
+
+@pytest.fixture
+def hasty(echo: Echo):
+    with serving(echo, HASTY) as live:
         yield live
 
 
@@ -122,7 +128,7 @@ def test_a_good_request_before_a_bad_one_is_answered(live: Live) -> None:
 @pytest.mark.parametrize("head", [b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 104857600\r\n\r\n", b"POST /early HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n6400000\r\n"])
 def test_an_unread_body_does_not_lose_the_reply(live: Live, head: bytes) -> None:
     """100 MB are sent before the reply is read: without the drain the kernel answers with a reset (RFC 9112, 9.6)."""
-    with serving(Echo(), replace(FAST, linger_s=10, limits=wire.Limits(body=1 << 24))) as live:
+    with serving(Echo(), replace(CALM, linger_s=10, limits=wire.Limits(body=1 << 24))) as live:
         sock = live.connect(head)
         try:
             for _ in range(100):
@@ -134,7 +140,7 @@ def test_an_unread_body_does_not_lose_the_reply(live: Live, head: bytes) -> None
 
 
 def test_draining_is_bounded(live: Live) -> None:
-    with serving(Echo(), replace(FAST, linger_bytes=1 << 20)) as live:
+    with serving(Echo(), replace(CALM, linger_bytes=1 << 20)) as live:
         sock = live.connect(b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 16777216\r\n\r\n")
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             for _ in range(200):
@@ -167,14 +173,14 @@ def test_random_bytes_do_no_harm(live: Live, echo: Echo) -> None:
 # Slow clients
 
 
-def test_a_head_has_a_deadline(live: Live) -> None:
-    sock = live.connect()
+def test_a_head_has_a_deadline(hasty: Live) -> None:
+    sock = hasty.connect()
     out = b""
     try:
         for byte in GET * 10:
             sock.sendall(bytes([byte]))
             time.sleep(0.02)
-            if not live.server.connections:
+            if not hasty.server.connections:
                 break
     except (BrokenPipeError, ConnectionResetError):
         pass
@@ -182,23 +188,23 @@ def test_a_head_has_a_deadline(live: Live) -> None:
     assert status_of(out) == 408
 
 
-def test_a_body_has_a_rate(live: Live) -> None:
-    sock = live.connect(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n")
+def test_a_body_has_a_rate(hasty: Live) -> None:
+    sock = hasty.connect(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n")
     assert status_of(read_all(sock)) == 408
 
 
 def test_a_fast_long_body_has_time() -> None:
-    with serving(Echo(), replace(FAST, body_grace_s=0.2, body_rate=10)) as live:
-        sock = live.connect(b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 60\r\n\r\n")
+    with serving(Echo(), replace(CALM, body_grace_s=2, body_rate=10)) as live:
+        sock = live.connect(b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 600\r\n\r\n")
         for _ in range(6):
-            sock.sendall(b"x" * 10)
-            time.sleep(0.1)
-        assert read_all(sock).endswith(b"x" * 60)
+            sock.sendall(b"x" * 100)
+            time.sleep(0.5)
+        assert read_all(sock).endswith(b"x" * 600)
 
 
-def test_idle_connections_end_quietly(live: Live) -> None:
-    assert read_all(live.connect()) == b""
-    sock = live.connect(GET)
+def test_idle_connections_end_quietly(hasty: Live) -> None:
+    assert read_all(hasty.connect()) == b""
+    sock = hasty.connect(GET)
     assert read_all(sock).endswith(b"hello")
 
 
@@ -257,20 +263,25 @@ def test_a_stalled_reader_holds_only_itself_up(live: Live, echo: Echo) -> None:
     while got < before + 1_000_000:
         got += len(sock.recv(1 << 20))
     assert echo.n_written > before  # reading on lets it go on
-    assert echo.cancelled.wait(5)  # and after stall_s without reading it is cut
     reset(sock)
+    assert echo.cancelled.wait(5)
+
+
+def test_a_stalled_reader_is_cut_in_the_end(hasty: Live, echo: Echo) -> None:
+    hasty.connect(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert echo.cancelled.wait(10)
 
 
 @pytest.mark.parametrize("connection", [b"close", b"keep-alive"])
-def test_a_reader_that_never_comes_back_is_dropped(live: Live, connection: bytes) -> None:
-    sock = live.connect(b"GET /big HTTP/1.1\r\nHost: a\r\nConnection: %b\r\n\r\n" % connection)
-    until(lambda: live.server.connections)
-    until(lambda: not live.server.connections)
+def test_a_reader_that_never_comes_back_is_dropped(hasty: Live, connection: bytes) -> None:
+    sock = hasty.connect(b"GET /big HTTP/1.1\r\nHost: a\r\nConnection: %b\r\n\r\n" % connection)
+    until(lambda: hasty.server.connections)
+    until(lambda: not hasty.server.connections)
     sock.close()
 
 
 def test_unanswered_bodies_are_bounded(echo: Echo) -> None:
-    with serving(echo, replace(FAST, max_body_bytes=1_000_000)) as live:
+    with serving(echo, replace(CALM, max_body_bytes=1_000_000)) as live:
         held = live.connect(b"POST /slow HTTP/1.1\r\nHost: a\r\nContent-Length: 600000\r\n\r\n" + b"x" * 600_000)
         assert echo.entered.wait(5)
         out = read_all(live.connect(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 600000\r\n\r\n" + b"x" * 600_000))
@@ -292,7 +303,7 @@ def test_bugs(live: Live, echo: Echo) -> None:
 
 
 def test_too_many_connections(echo: Echo) -> None:
-    with serving(echo, replace(FAST, max_connections=3, idle_s=30)) as live:
+    with serving(echo, replace(CALM, max_connections=3, idle_s=30)) as live:
         busy = [live.connect(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n") for _ in range(2)]
         idle = live.connect()
         until(lambda: len(live.server.connections) == 3)
@@ -309,7 +320,7 @@ def test_too_many_connections(echo: Echo) -> None:
 
 
 def test_drain_lets_answers_end(echo: Echo) -> None:
-    with serving(echo, FAST) as live:
+    with serving(echo, CALM) as live:
         idle = live.connect()
         busy = live.connect(b"GET /three HTTP/1.1\r\nHost: a\r\n\r\n")
         until(lambda: any(c.task for c in live.server.connections))
@@ -323,7 +334,7 @@ def test_drain_lets_answers_end(echo: Echo) -> None:
 
 @pytest.mark.parametrize("path", ["slow", "stream"])
 def test_drain_gives_handlers_a_last_word(echo: Echo, path: str) -> None:
-    with serving(echo, FAST) as live:
+    with serving(echo, CALM) as live:
         sock = live.connect(b"GET /%b HTTP/1.1\r\nHost: a\r\n\r\n" % path.encode())
         got: list[bytes] = []
         reader = threading.Thread(target=lambda: got.append(read_all(sock)))
@@ -335,7 +346,7 @@ def test_drain_gives_handlers_a_last_word(echo: Echo, path: str) -> None:
 
 
 def test_drain_does_not_wait_for_a_stalled_reader(echo: Echo) -> None:
-    with serving(echo, replace(FAST, stall_s=60)) as live:
+    with serving(echo, replace(CALM, stall_s=60)) as live:
         sock = live.connect(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")
         assert echo.entered.wait(5)
         live.call(live.server.drain, 0.1)
