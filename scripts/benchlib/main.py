@@ -1,0 +1,154 @@
+"""The benchmark's groups, cell by cell, interleaved; what is printed and saved."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable
+
+from . import core, files, peer, report, serve
+
+GROUPS = ("smollm2", "1b", "depth", "batch", "serve", "python")
+
+
+class Run:
+    """What was asked for, and the rows so far."""
+
+    def __init__(self, rounds: int, with_peer: bool) -> None:
+        self.rounds, self.with_peer = rounds, with_peer
+        self.rows: list[dict[str, Any]] = []
+
+    def cell(self, group: str, name: str, threads: int, ours: Callable[[], dict[str, Any]], theirs: Callable[[], float] | None,
+             limit: str = "", share: Callable[[dict[str, Any], float], float] | None = None, unit: str = "tokens/s") -> None:
+        """Rounds of probe, ours, peer; medians of the ratios within a round."""
+        from milad import capi
+        rates, others, ratios, shares = [], [], [], []
+        for _ in range(self.rounds):
+            top = capi.probe(limit, threads) if limit else 0.0
+            mine = ours()
+            rates.append(mine["rate"])
+            if share and top:
+                shares.append(share(mine, max(top, capi.probe(limit, threads))))
+            if theirs and self.with_peer:
+                others.append(theirs())
+                ratios.append(rates[-1] / others[-1])
+        row = {"group": group, "name": name, "threads": threads, "unit": unit, "milad": statistics.median(rates),
+               "peer": statistics.median(others) if others else None, "ratio": statistics.median(ratios) if ratios else None,
+               "share": statistics.median(shares) if shares else None, "limit": limit}
+        self.rows.append(row)
+        print(report.line(row), flush=True)
+
+
+def decode_share(mine: dict[str, Any], bandwidth: float) -> float:
+    """Bytes that a step must read, against the read bandwidth of the same minute."""
+    return mine["rate"] * (mine["weight_bytes"] + mine["kv_bytes"]) / bandwidth
+
+
+def prefill_share(mine: dict[str, Any], operations: float) -> float:
+    """Multiply-adds of the layers' matrices (two operations each), against the peak of the same minute."""
+    return mine["rate"] * 2 * mine["layer_params"] / operations
+
+
+def matrices(run: Run, group: str, names: tuple[str, ...], wanted: set[str]) -> None:
+    for name in names:
+        if wanted and name not in wanted:
+            continue
+        file = files.file(name)
+        kind = "bf16" if name.endswith("BF16") else "int8"
+        for threads in (1, 2):
+            run.cell(group, f"{name} decode 128", threads, lambda: core.measure(file, threads, "decode", 128),
+                     lambda: peer.bench(file, threads, 0, 128, 0), "bandwidth", decode_share)
+            run.cell(group, f"{name} prefill 512", threads, lambda: core.measure(file, threads, "prefill", 512),
+                     lambda: peer.bench(file, threads, 512, 0, 0), kind, prefill_share)
+
+
+def depth(run: Run, wanted: set[str]) -> None:
+    for name in ("smollm2-Q4_1",):
+        file = files.file(name)
+        run.cell("depth", f"{name} decode 64 at 4096", 2, lambda: core.measure(file, 2, "decode", 64, 4096),
+                 lambda: peer.bench(file, 2, 0, 64, 4096), "bandwidth", decode_share)
+        run.cell("depth", f"{name} prefill 512 at 4096", 2, lambda: core.measure(file, 2, "prefill", 512, 4096),
+                 lambda: peer.bench(file, 2, 512, 0, 4096))
+
+
+def batches(run: Run, wanted: set[str]) -> None:
+    for n in (1, 4, 8, 16):
+        file = files.file("smollm2-Q4_1")
+        run.cell("batch", f"smollm2-Q4_1 decode, {n} sequences", 2, lambda: core.measure(file, 2, "decode", 64, 16, n),
+                 lambda: peer.batched(file, 2, n))
+
+
+def serving(run: Run, wanted: set[str]) -> None:
+    """Each server fresh in each round; the peer's beside ours only in time, never at once."""
+    file = files.file("smollm2-Q4_1")
+    found: dict[str, list[list[float]]] = {}
+
+    def note(name: str, side: int, value: float) -> None:
+        found.setdefault(name, [[], []])[side].append(value)
+
+    for _ in range(run.rounds):
+        sides = [(0, serve.milad(file, "--parallel", "16"))]
+        if run.with_peer:
+            sides.append((1, serve.llama_server(file, "-c", str(16 * 8192), "-np", "16", "--no-webui")))
+        for side, context in sides:
+            with context as (server, ready):
+                note("ready, s", side, ready)
+                note("resident when ready, MB", side, server.resident() / 1e6)
+                note("idle, share of a core", side, serve.idle_cpu(server))
+                for name, seconds in serve.chat(server).items():
+                    note({"cold_s": "first token of a 5,800-token chat, s", "repeat_s": "the same again, s",
+                          "next_turn_s": "its next turn, s"}[name], side, seconds)
+                for n in (1, 4, 8, 16):
+                    note(f"{n} streams together, tokens/s", side, serve.streams(server, n))
+                note("resident after, MB", side, server.resident() / 1e6)
+    for name, (ours, theirs) in found.items():
+        better = (lambda a, b: a / b) if "tokens/s" in name else (lambda a, b: b / a if a else None)
+        ratios = [r for r in (better(a, b) for a, b in zip(ours, theirs)) if r is not None]
+        row = {"group": "serve", "name": name, "threads": 2, "unit": "", "milad": statistics.median(ours),
+               "peer": statistics.median(theirs) if theirs else None, "ratio": statistics.median(ratios) if ratios else None,
+               "share": None, "limit": ""}
+        run.rows.append(row)
+        print(report.line(row), flush=True)
+
+
+def python(run: Run, wanted: set[str]) -> None:
+    """The daemon's own cost per streamed token: everything but the model."""
+    file = files.file("smollm2-Q4_1")
+    for name, (path, body) in serve.PROTOCOLS.items():
+        run.cell("python", f"{name}, a streamed token", 1, lambda: {"rate": serve.python_cost(file, path, body)}, None,
+                 unit="us of processor time")
+
+
+def main(arguments: list[str], doc: str) -> int:
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, usage=argparse.SUPPRESS)
+    parser.add_argument("--only", default="smollm2,serve,python")
+    parser.add_argument("--files", default="", help="file names of the groups smollm2 and 1b")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json")
+    parser.add_argument("--svg")
+    parser.add_argument("--no-peer", action="store_true")
+    parsed = parser.parse_args(arguments)
+    wanted = set(parsed.only.split(","))
+    if wanted - set(GROUPS):
+        parser.error(f"unknown group {', '.join(sorted(wanted - set(GROUPS)))}; there are {', '.join(GROUPS)}")
+    names = set(filter(None, parsed.files.split(",")))
+    if names - set(files.SMOLLM2 + files.ONE_B):
+        parser.error(f"unknown file {', '.join(sorted(names - set(files.SMOLLM2 + files.ONE_B)))}")
+    run = Run(parsed.rounds, not parsed.no_peer)
+    print(report.head(), flush=True)
+    for group, work in (("smollm2", lambda: matrices(run, "smollm2", files.SMOLLM2, names)),
+                        ("1b", lambda: matrices(run, "1b", files.ONE_B, names)), ("depth", lambda: depth(run, names)),
+                        ("batch", lambda: batches(run, names)), ("serve", lambda: serving(run, names)),
+                        ("python", lambda: python(run, names))):
+        if group in wanted:
+            work()
+    result = {"time": time.strftime("%Y-%m-%dT%H:%M:%S"), "machine": report.machine(), "rounds": run.rounds, "rows": run.rows}
+    if parsed.json:
+        Path(parsed.json).write_text(json.dumps(result, indent=1) + "\n")
+    if parsed.svg:
+        Path(parsed.svg).write_text(report.svg(run.rows))
+    return 0
