@@ -63,12 +63,22 @@ def load(options: Mapping[str, Value], *, post: Callable[[Callable[[], None]], N
         runner = Runner(model, context, engine, family, n_ctx=sizes.n_ctx, name=name, defaults=defaults(options),
                         grammar=_grammar(model), remember=getattr(engine, "remember", None))
         kv_bytes = 0 if scripted else sizes.n_blocks * context.block_bytes
+        _core_log()
         return Loaded(name, os.fspath(path), model, context, engine, runner, sizes, kv_bytes)
     except BaseException:
+        _core_log()
         for part in (engine and engine.stop, context and context.close, model.close):
             if part:
                 part()
         raise
+
+
+def _core_log() -> None:
+    """What the core had to say while opening, into the daemon's log."""
+    from . import capi
+    levels = {"D": "debug", "I": "info", "W": "warning", "E": "error"}
+    for level, text in capi.drain_log():
+        log.logger.log(log.LEVELS[levels.get(level, "info")], "%s", text)
 
 
 def _open(path: str, value: Mapping[str, Any], scripted: bool, progress: Callable[[float], None]) -> Any:
