@@ -110,7 +110,7 @@ typedef struct milad_context_params {
     int32_t n_blocks;     /* KV blocks of MILAD_KV_BLOCK tokens in the arena, >= 1 */
     int32_t n_threads;    /* 0: one per usable core within the cgroup's quota */
     int32_t max_rows;     /* most rows of one step, 1..4096 */
-    int32_t kv_type;      /* 0: F16, 1: Q8_0, 2: F32 (to compare logits with exact implementations) */
+    int32_t kv_type;      /* 0: F16, 1: Q8_0, 2: F32 (to compare with exact implementations), 3: BF16 */
     uint32_t flags;       /* 0 */
 } milad_context_params;
 

@@ -41,6 +41,7 @@ struct attention {
     pool *pool;
     const kv *kv;
     int32_t n_groups, n_items, n_split, max_rows, per_head; /* per_head: query heads per kv head */
+    int64_t ld_q;                    /* of gathered queries: head_dim, or pairs of BF16 */
     int64_t stride;                  /* floats from part to part: o, m, l, padding */
     int64_t n_part_floats;
     group *groups;
@@ -65,6 +66,7 @@ int32_t attention_open(const hparams *hp, const ops *o, pool *p, const kv *c, in
     a->kv = c;
     a->max_rows = max_rows;
     a->per_head = hp->n_head / hp->n_head_kv;
+    a->ld_q = kv_type(c) == KV_BF16 ? (hp->head_dim + 1) / 2 : hp->head_dim;
     a->stride = round16(hp->head_dim + 2);
     const int64_t n_segments = ((int64_t)kv_n_blocks(c) + SEGMENT_TILES - 1) / SEGMENT_TILES;
     const int64_t row_floats = n_segments * hp->n_head * a->stride; /* at most 2^28 * 2^16 * 2^12: the model checks its sizes */
@@ -137,36 +139,44 @@ void attention_plan(attention *a, const milad_row *rows, int32_t n_rows, const m
     }
 }
 
-/* Queries of heads h0..h1-1 of a group, scaled: [h][token][query head of h]. */
-static void gather_queries(const attention *a, const group *g, int32_t h0, int32_t h1, float *q) {
-    const int32_t d = a->hp->head_dim, n = a->per_head;
+/* Queries of heads h0..h1-1 of a group, scaled: s->q[h][token][query head of h]. */
+static void gather_queries(const attention *a, const group *g, int32_t h0, int32_t h1, const scratch *s) {
+    const int32_t d = a->hp->head_dim, n = a->per_head, bf16 = kv_type(a->kv) == KV_BF16;
     const float scale = a->hp->attn_scale * 1.44269504f; /* log2(e): weights are powers of 2 */
+    float *q = s->q;
     for (int32_t h = h0; h < h1; h++)
-        for (int32_t t = 0; t < g->n_tokens; t++, q += (int64_t)n * d) {
-            const float *from = a->q + ((int64_t)(g->row + t) * a->hp->n_head + (int64_t)h * n) * d;
-            for (int32_t i = 0; i < n * d; i++) q[i] = from[i] * scale;
-        }
-}
-
-static void add_tile(const attention *a, attn_rows *x, int32_t block, int32_t head, int32_t n_valid, const scratch *s, int32_t expanded) {
-    if (expanded)
-        a->ops->attn_tile_f32(x, s->k, s->v, n_valid);
-    else
-        a->ops->attn_tile_f16(x, kv_keys_f16(a->kv, a->layer, block, head), kv_values_f16(a->kv, a->layer, block, head), n_valid);
+        for (int32_t t = 0; t < g->n_tokens; t++)
+            for (int32_t i = 0; i < n; i++, q += a->ld_q) {
+                const float *from = a->q + ((int64_t)(g->row + t) * a->hp->n_head + (int64_t)h * n + i) * d;
+                float *scaled = bf16 ? s->k : q; /* no tile is expanded yet */
+                for (int32_t e = 0; e < d; e++) scaled[e] = from[e] * scale;
+                if (!bf16) continue;
+                q[a->ld_q - 1] = 0; /* the other half of an odd dimension's pair */
+                a->ops->bf16_from_f32((uint16_t *)(void *)q, scaled, d);
+            }
 }
 
 /* Tile i of the group's sequence for one head's rows. In the group's last tile each token sees one key more than the token before. */
 static void group_tile(const attention *a, const group *g, int32_t i, int32_t head, attn_rows x, const scratch *s) {
-    const int32_t block = g->blocks[i], expanded = x.n_rows > ATTN_ROWS_DIRECT || !kv_keys_f16(a->kv, a->layer, block, head);
-    if (expanded) kv_expand(a->kv, a->ops, a->layer, block, head, s->k, s->v);
+    const int32_t block = g->blocks[i], type = kv_type(a->kv);
+    const void *k = kv_keys(a->kv, a->layer, block, head), *v = kv_values(a->kv, a->layer, block, head);
+    void (*tile)(const attn_rows *, const void *, const void *, int32_t) = type == KV_BF16  ? a->ops->attn_tile_bf16
+                                                                           : type == KV_F16 ? a->ops->attn_tile_f16
+                                                                                            : a->ops->attn_tile_f32;
+    if (type == KV_Q8_0 || (type == KV_F16 && x.n_rows > ATTN_ROWS_DIRECT)) {
+        kv_expand(a->kv, a->ops, a->layer, block, head, s->k, s->v);
+        k = s->k;
+        v = s->v;
+        tile = a->ops->attn_tile_f32;
+    }
     if (i < g->position / TILE) {
-        add_tile(a, &x, block, head, TILE, s, expanded);
+        tile(&x, k, v, TILE);
         return;
     }
     x.n_rows = a->per_head;
     for (int32_t t = 0; t < g->n_tokens; t++) {
-        add_tile(a, &x, block, head, (g->position + t) % TILE + 1, s, expanded);
-        x.q += (int64_t)x.n_rows * x.ld_q;
+        tile(&x, k, v, (g->position + t) % TILE + 1);
+        x.q = (const float *)x.q + x.n_rows * x.ld_q;
         x.o += (int64_t)x.n_rows * x.ld_o;
         x.m += x.n_rows;
         x.l += (int64_t)x.n_rows * ATTN_LANES;
@@ -186,8 +196,8 @@ static void run_segment(const attention *a, const group *g, int32_t segment, int
     for (int32_t i = segment * SEGMENT_TILES; i <= (last < end ? last : end); i++)
         for (int32_t h = h0; h < h1; h++) {
             const int64_t r = (int64_t)(h - h0) * per_head;
-            attn_rows x = {.q = s->q + r * d, .o = o + r * a->stride, .m = s->m + r, .l = s->l + r * ATTN_LANES,
-                           .ld_q = d, .ld_o = a->stride, .n_rows = per_head, .head_dim = d};
+            attn_rows x = {.q = s->q + r * a->ld_q, .o = o + r * a->stride, .m = s->m + r, .l = s->l + r * ATTN_LANES,
+                           .ld_q = a->ld_q, .ld_o = a->stride, .n_rows = per_head, .head_dim = d};
             group_tile(a, g, i, h, x, s);
         }
     for (int32_t r = 0; r < n_rows; r++) {
@@ -209,7 +219,7 @@ static void finish_row(const attention *a, int64_t row, int32_t head, const floa
 
 static void run_looped(const attention *a, const group *g, int32_t head, const scratch *s) {
     const int32_t d = a->hp->head_dim, n_rows = g->n_tokens * a->per_head;
-    gather_queries(a, g, head, head + 1, s->q);
+    gather_queries(a, g, head, head + 1, s);
     run_segment(a, g, 0, head, head + 1, s->total, s);
     for (int32_t i = 1; i < g->n_segments; i++) {
         run_segment(a, g, i, head, head + 1, s->o, s);
@@ -239,7 +249,7 @@ static void run_items(void *arg, int32_t lo, int32_t hi, int32_t thread) {
             }
             int32_t h1 = g->n_tokens > FEW_TOKENS ? h0 + 1 : n_head_kv;
             if (h1 - h0 > hi - lo) h1 = h0 + (hi - lo);
-            gather_queries(a, g, h0, h1, a->threads[thread].q);
+            gather_queries(a, g, h0, h1, &a->threads[thread]);
             run_segment(a, g, segment, h0, h1,
                         a->parts + g->part + ((int64_t)segment * n_head_kv + h0) * g->n_tokens * a->per_head * a->stride,
                         &a->threads[thread]);

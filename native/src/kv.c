@@ -17,14 +17,15 @@ struct kv {
     uint8_t *data;
 };
 
-static size_t value_bytes(const kv *c) { return c->type == KV_Q8_0 ? 1 : c->type == KV_F16 ? 2 : 4; }
+static size_t value_bytes(const kv *c) { return c->type == KV_Q8_0 ? 1 : c->type == KV_F32 ? 4 : 2; }
 
 static uint8_t *head_at(const kv *c, int32_t layer, int32_t block, int32_t head) {
     return c->data + ((size_t)layer * (size_t)c->n_blocks + (size_t)block) * c->page_bytes + (size_t)head * c->head_bytes;
 }
 
 static void lay_out(kv *c) {
-    const size_t values = (size_t)c->head_dim * T, scales = c->type == KV_Q8_0 ? (size_t)c->n_groups * T * 2 : 0;
+    const size_t values = (size_t)(c->head_dim + (c->type == KV_BF16 && c->head_dim % 2)) * T; /* an odd dimension's pair is half empty */
+    const size_t scales = c->type == KV_Q8_0 ? (size_t)c->n_groups * T * 2 : 0;
     const size_t width = value_bytes(c);
     c->k_at = scales;
     c->v_scale_at = c->k_at + values * width;
@@ -34,7 +35,8 @@ static void lay_out(kv *c) {
 }
 
 int32_t kv_open(const hparams *hp, int32_t n_blocks, int32_t type, kv **out) {
-    if (type < KV_F16 || type > KV_F32) return fail(MILAD_E_ARGUMENT, "kv_type %d is not 0 (F16), 1 (Q8_0) or 2 (F32)", type);
+    if (type < KV_F16 || type > KV_BF16)
+        return fail(MILAD_E_ARGUMENT, "kv_type %d is not 0 (F16), 1 (Q8_0), 2 (F32) or 3 (BF16)", type);
     if (n_blocks < 1) return fail(MILAD_E_ARGUMENT, "n_blocks %d: at least 1", n_blocks);
     kv *c = calloc(1, sizeof *c);
     if (!c) return fail(MILAD_E_MEMORY, "out of memory");
@@ -75,8 +77,23 @@ static void copy_columns(uint8_t *dst, const uint8_t *src, int32_t n_rows, int32
     for (int32_t i = 0; i < n_rows; i++) memcpy(dst + (size_t)i * T * width, src + (size_t)i * T * width, (size_t)n_tokens * width);
 }
 
+/* Elements are pairs; n_tokens may end within a pair of tokens of the values. */
+static void copy_head_bf16(const kv *c, uint8_t *dst, const uint8_t *src, int32_t n_tokens) {
+    copy_columns(dst, src, (c->head_dim + 1) / 2, n_tokens, 4);
+    const size_t pair_row = (size_t)c->head_dim * 4;
+    memcpy(dst + c->v_at, src + c->v_at, (size_t)(n_tokens / 2) * pair_row);
+    if (n_tokens % 2 == 0) return;
+    const uint8_t *from = src + c->v_at + (size_t)(n_tokens / 2) * pair_row;
+    uint8_t *to = dst + c->v_at + (size_t)(n_tokens / 2) * pair_row;
+    for (int32_t d = 0; d < c->head_dim; d++) memcpy(to + (size_t)d * 4, from + (size_t)d * 4, 2);
+}
+
 static void copy_head(const kv *c, uint8_t *dst, const uint8_t *src, int32_t n_tokens) {
     const size_t width = value_bytes(c), n = (size_t)n_tokens;
+    if (c->type == KV_BF16) {
+        copy_head_bf16(c, dst, src, n_tokens);
+        return;
+    }
     copy_columns(dst + c->k_at, src + c->k_at, c->head_dim, n_tokens, width);
     memcpy(dst + c->v_at, src + c->v_at, n * (size_t)c->head_dim * width);
     if (c->type == KV_Q8_0) {
@@ -128,36 +145,53 @@ static void append_q8(kv *c, const ops *o, uint8_t *page, int32_t slot, const fl
     }
 }
 
-void kv_append(kv *c, const ops *o, int32_t layer, int32_t block, int32_t slot, const float *k, const float *v) {
-    for (int32_t h = 0; h < c->n_head_kv; h++, k += c->head_dim, v += c->head_dim) {
-        uint8_t *page = head_at(c, layer, block, h);
-        if (c->type == KV_Q8_0) {
-            append_q8(c, o, page, slot, k, v);
-            continue;
-        }
-        if (c->type == KV_F32) {
-            float *keys = (float *)(void *)page + slot;
-            for (int32_t d = 0; d < c->head_dim; d++) keys[(size_t)d * T] = k[d];
-            memcpy((float *)(void *)(page + c->v_at) + (size_t)slot * (size_t)c->head_dim, v, (size_t)c->head_dim * 4);
-            continue;
-        }
-        uint16_t *keys = (uint16_t *)(void *)page + slot, half[64];
-        for (int32_t d = 0; d < c->head_dim; d += 64) {
-            const int32_t n = c->head_dim - d < 64 ? c->head_dim - d : 64;
-            o->f16_from_f32(half, k + d, n);
-            for (int32_t i = 0; i < n; i++) keys[(size_t)(d + i) * T] = half[i];
-        }
-        o->f16_from_f32((uint16_t *)(void *)(page + c->v_at) + (size_t)slot * (size_t)c->head_dim, v, c->head_dim);
+static void append_f32(const kv *c, uint8_t *page, int32_t slot, const float *k, const float *v) {
+    float *keys = (float *)(void *)page + slot;
+    for (int32_t d = 0; d < c->head_dim; d++) keys[(size_t)d * T] = k[d];
+    memcpy((float *)(void *)(page + c->v_at) + (size_t)slot * (size_t)c->head_dim, v, (size_t)c->head_dim * 4);
+}
+
+enum { STRETCH = 64 }; /* values converted at once; even */
+
+static void append_f16(const kv *c, const ops *o, uint8_t *page, int32_t slot, const float *k, const float *v) {
+    uint16_t *keys = (uint16_t *)(void *)page + slot, half[STRETCH];
+    for (int32_t d = 0; d < c->head_dim; d += STRETCH) {
+        const int32_t n = c->head_dim - d < STRETCH ? c->head_dim - d : STRETCH;
+        o->f16_from_f32(half, k + d, n);
+        for (int32_t i = 0; i < n; i++) keys[(size_t)(d + i) * T] = half[i];
+    }
+    o->f16_from_f32((uint16_t *)(void *)(page + c->v_at) + (size_t)slot * (size_t)c->head_dim, v, c->head_dim);
+}
+
+static void append_bf16(const kv *c, const ops *o, uint8_t *page, int32_t slot, const float *k, const float *v) {
+    uint16_t *keys = (uint16_t *)(void *)page + (size_t)slot * 2, half[STRETCH];
+    uint16_t *values = (uint16_t *)(void *)(page + c->v_at) + (size_t)(slot / 2) * (size_t)c->head_dim * 2 + slot % 2;
+    for (int32_t d = 0; d < c->head_dim; d += STRETCH) {
+        const int32_t n = c->head_dim - d < STRETCH ? c->head_dim - d : STRETCH;
+        o->bf16_from_f32(half, k + d, n);
+        for (int32_t i = 0; i < n; i++) keys[(size_t)((d + i) / 2) * T * 2 + (size_t)(i % 2)] = half[i];
+        o->bf16_from_f32(half, v + d, n);
+        for (int32_t i = 0; i < n; i++) values[(size_t)(d + i) * 2] = half[i];
     }
 }
 
-const uint16_t *kv_keys_f16(const kv *c, int32_t layer, int32_t block, int32_t head) {
-    return c->type == KV_F16 ? (const uint16_t *)(const void *)head_at(c, layer, block, head) : NULL;
+void kv_append(kv *c, const ops *o, int32_t layer, int32_t block, int32_t slot, const float *k, const float *v) {
+    for (int32_t h = 0; h < c->n_head_kv; h++, k += c->head_dim, v += c->head_dim) {
+        uint8_t *page = head_at(c, layer, block, h);
+        switch (c->type) {
+        case KV_F16: append_f16(c, o, page, slot, k, v); break;
+        case KV_Q8_0: append_q8(c, o, page, slot, k, v); break;
+        case KV_F32: append_f32(c, page, slot, k, v); break;
+        default: append_bf16(c, o, page, slot, k, v); break;
+        }
+    }
 }
 
-const uint16_t *kv_values_f16(const kv *c, int32_t layer, int32_t block, int32_t head) {
-    return c->type == KV_F16 ? (const uint16_t *)(const void *)(head_at(c, layer, block, head) + c->v_at) : NULL;
-}
+int32_t kv_type(const kv *c) { return c->type; }
+
+const void *kv_keys(const kv *c, int32_t layer, int32_t block, int32_t head) { return head_at(c, layer, block, head) + c->k_at; }
+
+const void *kv_values(const kv *c, int32_t layer, int32_t block, int32_t head) { return head_at(c, layer, block, head) + c->v_at; }
 
 static void expand_q8(const kv *c, const ops *o, const uint8_t *page, float *k, float *v) {
     const int8_t *kq = (const int8_t *)page + c->k_at, *vq = (const int8_t *)page + c->v_at;
@@ -174,10 +208,31 @@ static void expand_q8(const kv *c, const ops *o, const uint8_t *page, float *k, 
     }
 }
 
+static float bf16_value(const uint8_t *p) {
+    uint16_t h;
+    memcpy(&h, p, 2);
+    uint32_t u = (uint32_t)h << 16;
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}
+
+static void expand_bf16(const kv *c, const uint8_t *page, float *k, float *v) {
+    for (int32_t d = 0; d < c->head_dim; d++)
+        for (int32_t t = 0; t < T; t++) {
+            k[d * T + t] = bf16_value(page + ((d / 2 * T + t) * 2 + d % 2) * 2);
+            v[t * c->head_dim + d] = bf16_value(page + c->v_at + ((t / 2 * c->head_dim + d) * 2 + t % 2) * 2);
+        }
+}
+
 void kv_expand(const kv *c, const ops *o, int32_t layer, int32_t block, int32_t head, float *k, float *v) {
     const uint8_t *page = head_at(c, layer, block, head);
     if (c->type == KV_Q8_0) {
         expand_q8(c, o, page, k, v);
+        return;
+    }
+    if (c->type == KV_BF16) {
+        expand_bf16(c, page, k, v);
         return;
     }
     if (c->type == KV_F32) {

@@ -6,6 +6,8 @@
  *   F16   keys head_dim x 32 (transposed: 32 tokens of one dimension side by side), then values 32 x head_dim
  *   Q8_0  groups of 32 dimensions (the last may be shorter) share a scale: F16 scales of keys n_groups x 32, keys int8
  *         head_dim x 32, scales of values 32 x n_groups, values int8 32 x head_dim; number = scale * int8, exact in F32
+ *   BF16  keys as pairs of dimensions (head_dim + 1) / 2 x 32 x 2, values as pairs of tokens 16 x head_dim x 2; queries and weights
+ *         are rounded to BF16 too (ops.h), so machines that multiply pairs of BF16 attend about twice as fast
  *   F32   as F16, for comparing logits with exact implementations
  *
  * The arena starts zeroed. Its memory belongs to the thread that owns the context, and to the pool's threads during a stage
@@ -22,7 +24,7 @@
 
 typedef struct kv kv;
 
-enum kv_type { KV_F16 = 0, KV_Q8_0 = 1, KV_F32 = 2 };
+enum kv_type { KV_F16 = 0, KV_Q8_0 = 1, KV_F32 = 2, KV_BF16 = 3 };
 
 /* MILAD_E_ARGUMENT: no such type, or a size that wraps; MILAD_E_MEMORY. */
 int32_t kv_open(const hparams *hp, int32_t n_blocks, int32_t type, kv **out);
@@ -39,9 +41,10 @@ void kv_write(kv *c, int32_t block, const void *buf);
 /* Stores one token's keys and values, both [n_head_kv][head_dim], at slot 0..31 of a block. */
 void kv_append(kv *c, const ops *o, int32_t layer, int32_t block, int32_t slot, const float *k, const float *v);
 
-/* Keys and values of one tile. F16: pointers into the page. Others: NULL. */
-const uint16_t *kv_keys_f16(const kv *c, int32_t layer, int32_t block, int32_t head);
-const uint16_t *kv_values_f16(const kv *c, int32_t layer, int32_t block, int32_t head);
+int32_t kv_type(const kv *c);
+/* Keys and values of one tile where they lie. */
+const void *kv_keys(const kv *c, int32_t layer, int32_t block, int32_t head);
+const void *kv_values(const kv *c, int32_t layer, int32_t block, int32_t head);
 /* The same as F32, any type: k[head_dim][32], v[32][head_dim]. */
 void kv_expand(const kv *c, const ops *o, int32_t layer, int32_t block, int32_t head, float *k, float *v);
 

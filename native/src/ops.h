@@ -19,7 +19,7 @@ enum { ATTN_ROWS_DIRECT = 6 }; /* up to here a tile is read in place; more rows 
 /* The state of n_rows queries over the tiles seen so far. Scores are in units of log2: queries carry
  * attn_scale * log2(e). Start: o = 0, m = -inf, l = 0. */
 typedef struct attn_rows {
-    const float *q;      /* [n_rows][ld_q], head_dim used */
+    const void *q;       /* [n_rows][ld_q] F32, head_dim used; for BF16 tiles [n_rows][ld_q] pairs of BF16 */
     float *o;            /* [n_rows][ld_o] weighted sum of values, not yet divided */
     float *m;            /* [n_rows] greatest score */
     float *l;            /* [n_rows][ATTN_LANES] partial sums of weights */
@@ -39,10 +39,14 @@ typedef struct ops {
     /* F32 to F16, to nearest even, finite values saturate at +-65504; and back. */
     void (*f16_from_f32)(uint16_t *out, const float *x, int32_t n);
     void (*f32_from_f16)(float *out, const uint16_t *x, int32_t n);
-    /* One tile of keys k[head_dim][32] and values v[32][head_dim]; only the first n_valid of 32 count (the rest may be
-     * anything, NaN too). Both give the same bits for the same numbers. */
-    void (*attn_tile_f16)(const attn_rows *rows, const uint16_t *k, const uint16_t *v, int32_t n_valid);
-    void (*attn_tile_f32)(const attn_rows *rows, const float *k, const float *v, int32_t n_valid);
+    /* F32 to BF16, to nearest even; subnormals may become zero. */
+    void (*bf16_from_f32)(uint16_t *out, const float *x, int32_t n);
+    /* One tile of keys and values; only the first n_valid of 32 count (the rest may be anything, NaN too).
+     * F32, F16: k[head_dim][32], v[32][head_dim], and the same bits for the same numbers in either.
+     * BF16: pairs k[(head_dim + 1) / 2][32][2], v[16][head_dim][2]; queries and weights are rounded to BF16 as well. */
+    void (*attn_tile_f32)(const attn_rows *rows, const void *k, const void *v, int32_t n_valid);
+    void (*attn_tile_f16)(const attn_rows *rows, const void *k, const void *v, int32_t n_valid);
+    void (*attn_tile_bf16)(const attn_rows *rows, const void *k, const void *v, int32_t n_valid);
     /* Adds the next segment's result to the total of those before it. Both are head_dim floats of o, then m, then the sum l. */
     void (*attn_join)(float *total, const float *part, int32_t head_dim);
 } ops;

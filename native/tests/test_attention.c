@@ -180,7 +180,21 @@ static float *run(bench *b, int32_t chunk, int32_t n_threads, int32_t others) {
     return out;
 }
 
-static void check_reference(bench *b, const float *got, double bound) {
+/* As BF16 tiles see it. */
+static void round_query(const ops *o, const float *from, double *q, int32_t d, float attn_scale) {
+    const float scale = attn_scale * 1.44269504f;
+    for (int32_t i = 0; i < d; i++) {
+        float x = from[i] * scale;
+        uint16_t h;
+        o->bf16_from_f32(&h, &x, 1);
+        const uint32_t u = (uint32_t)h << 16;
+        memcpy(&x, &u, 4);
+        q[i] = (double)x / (double)scale;
+    }
+}
+
+static void check_reference(bench *b, const float *got, int32_t type) {
+    static const double bounds[] = {[KV_F16] = 1e-3, [KV_Q8_0] = 1e-2, [KV_F32] = 0, [KV_BF16] = 4e-3};
     static const int32_t positions[] = {0, 1, 30, 31, 32, 100, 255, 256, 257, 511, 512, N - 1};
     const int32_t d = b->hp.head_dim, n_kv = b->hp.n_head_kv, per_head = b->hp.n_head / n_kv;
     double *k = malloc((size_t)N * d * sizeof *k), *v = malloc((size_t)N * d * sizeof *v), *want = malloc((size_t)d * sizeof *want);
@@ -192,17 +206,19 @@ static void check_reference(bench *b, const float *got, double bound) {
             for (int32_t i = 0; i < d; i++) {
                 k[(int64_t)t * d + i] = tile_k[i * 32 + t % 32];
                 v[(int64_t)t * d + i] = tile_v[t % 32 * d + i];
-                CHECK_NEAR(k[(int64_t)t * d + i], b->k[((int64_t)t * n_kv + h) * d + i], bound);
-                CHECK_NEAR(v[(int64_t)t * d + i], b->v[((int64_t)t * n_kv + h) * d + i], bound);
+                CHECK_NEAR(k[(int64_t)t * d + i], b->k[((int64_t)t * n_kv + h) * d + i], bounds[type]);
+                CHECK_NEAR(v[(int64_t)t * d + i], b->v[((int64_t)t * n_kv + h) * d + i], bounds[type]);
             }
         }
         for (size_t p = 0; p < sizeof positions / sizeof *positions; p++)
             for (int32_t g = 0; g < per_head; g++) {
                 const int64_t at = ((int64_t)positions[p] * b->hp.n_head + h * per_head + g) * d;
                 double *q = widen(b->q + at, d);
+                if (type == KV_BF16)
+                    round_query(b->o, b->q + at, q, d, b->hp.attn_scale);
                 ref_attention(want, q, k, v, d, positions[p] + 1, d, b->hp.attn_scale);
                 double nmse = ref_nmse(got + at, want, d);
-                CHECK(nmse <= 1e-11);
+                CHECK(nmse <= (type == KV_BF16 ? 1e-5 : 1e-11)); /* BF16: weights are rounded too, by up to 2^-9 each */
                 free(q);
             }
     }
@@ -219,7 +235,7 @@ static void test_shape(const ops *o, int32_t n_head, int32_t n_head_kv, int32_t 
     bench b;
     bench_open(&b, o, n_head, n_head_kv, d, type, 3);
     float *want = run(&b, N, 2, 1);
-    check_reference(&b, want, type == KV_F16 ? 1e-3 : type == KV_F32 ? 0 : 1e-2);
+    check_reference(&b, want, type);
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         float *got = run(&b, ways[i].chunk, ways[i].n_threads, ways[i].others);
         CHECK(memcmp(got, want, (size_t)N * n_head * d * 4) == 0);
@@ -242,7 +258,7 @@ int main(void) {
         test_rope(o);
         test_f16(o);
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
-            for (int32_t type = KV_F16; type <= (s < 3 ? KV_F32 : KV_F16); type++)
+            for (int32_t type = KV_F16; type <= (s < 3 ? KV_BF16 : KV_F16); type++)
                 test_shape(o, shapes[s].n_head, shapes[s].n_head_kv, shapes[s].d, type);
     }
     return test_done();

@@ -110,10 +110,11 @@ int main(void) {
     test_type(KV_F16, 1.0f / 2048);
     test_type(KV_Q8_0, 1.0f / 127);
     test_type(KV_F32, 0);
+    test_type(KV_BF16, 1.0f / 256);
     test_q8_extremes();
     CHECK_INT(kv_open(&hp, INT32_MAX, KV_F16, &c), MILAD_E_ARGUMENT);
     CHECK_INT(kv_open(&hp, 0, KV_F16, &c), MILAD_E_ARGUMENT);
-    CHECK_INT(kv_open(&hp, 1, 3, &c), MILAD_E_ARGUMENT);
+    CHECK_INT(kv_open(&hp, 1, 4, &c), MILAD_E_ARGUMENT);
     CHECK(!c);
     return test_done();
 }
