@@ -14,7 +14,7 @@ RANKS = {
     "config": 2, "engine.loop": 2, "engine.disk": 1,
     "output": 3, "turn": 3,
     "app": 4, "http.server": 4, "http.listen": 4, "loader": 4,
-    "daemon": 5, "agents": 5, "doctor": 5,
+    "daemon": 5, "agents": 4, "doctor": 5,
     "cli": 6, "__main__": 7,
 }
 # Whole packages whose modules are one room: they may import each other.

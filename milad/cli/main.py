@@ -18,6 +18,7 @@ from ..errors import UsageError
 # name -> (module, one line). Modules are imported only when asked for: start-up time counts.
 COMMANDS = {
     "serve": ("serve", "run the daemon (what `milad` alone does)"),
+    "launch": ("launch", "run a coding agent on the model"),
     "ask": ("ask", "ask the model one question"),
     "pull": ("pull", "fetch a model"),
     "models": ("models", "list the models that are here"),
@@ -55,11 +56,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", "--version")):
         arguments.insert(0, "serve")          # `milad --port 9000` serves
         first = "serve"
+    rest: list[str] = []
+    if first == "launch" and "--" in arguments:
+        at = arguments.index("--")
+        arguments, rest = arguments[:at], arguments[at + 1:]      # another program's own: not argparse's to read
     try:
         parsed = build(first if first in COMMANDS else None).parse_args(arguments)
         if parsed.command is None:
             build(None).print_help(sys.stderr)
             return 2
+        parsed.rest = rest
         return parsed.run(parsed)
     except UsageError as e:
         print(f"milad: {e}", file=sys.stderr)

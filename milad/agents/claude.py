@@ -1,0 +1,39 @@
+"""Claude Code: Messages API at the server's root, all by environment.
+
+The variables and their effects are measured with version 2.1.332 (issue 6's tests run it):
+- an unknown model is taken for one of 1M tokens unless CLAUDE_CODE_MAX_CONTEXT_TOKENS says otherwise
+- the answer's share, CLAUDE_CODE_MAX_OUTPUT_TOKENS, is kept free of every prompt: its default of 32000 leaves a window of
+  32k nothing, and it compacts without end
+- the attribution header is a text at the very start of the system prompt that changes between requests: it empties prefix caches
+- servers that take system messages at the start only (llama.cpp, vLLM) need the two mid_conv capabilities off
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Mapping
+
+from .base import PATIENT_MS, Agent, Plan, Target
+
+MODELS = ("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL",
+          "ANTHROPIC_DEFAULT_FABLE_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
+# Other ways to a model, and keys that are no business of this server.
+ELSEWHERE = ("ANTHROPIC_API_KEY", "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX",
+             "CLAUDE_CODE_USE_FOUNDRY")
+
+
+def plan(target: Target, arguments: list[str], folder: Path, user: Mapping[str, str]) -> Plan:
+    usual = {"CLAUDE_CODE_ATTRIBUTION_HEADER": "0", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
+    if target.context is not None:
+        usual["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(target.context)
+        usual["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(target.output)
+    if target.kind in ("llamacpp", "vllm"):
+        usual["CLAUDE_CODE_MODEL_CAPABILITIES"] = "-mid_conv_system,-mid_conv_tool_change"
+    if target.kind in ("llamacpp", "vllm", "ollama"):
+        usual["CLAUDE_STREAM_IDLE_TIMEOUT_MS"] = usual["API_TIMEOUT_MS"] = str(PATIENT_MS)
+    return Plan([AGENT.program, *arguments],
+                {"ANTHROPIC_BASE_URL": target.root, "ANTHROPIC_AUTH_TOKEN": target.key, **{name: target.model for name in MODELS}},
+                usual, ELSEWHERE)
+
+
+AGENT = Agent("claude", "Claude Code", "claude", "npm install -g @anthropic-ai/claude-code", "messages", plan)
