@@ -84,9 +84,9 @@ def name_of(path: str | os.PathLike[str]) -> str:
     return file[:-5] if file.endswith(".gguf") else file
 
 
-def resolve(wanted: str | None) -> tuple[str, Path]:
+def resolve(wanted: str | None, folder: Path | None = None) -> tuple[str, Path]:
     """--model's value -> (served id, file). None: the one model of the folder, or the default one among several."""
-    have = installed()
+    have = installed(folder)
     if wanted is None:
         by_name = {f.name: f for f in have}
         if DEFAULT.name in by_name:

@@ -10,10 +10,10 @@ from . import catalogue, options
 from .errors import UsageError
 
 
-def load(flags: Mapping[str, Any], path: str | None = None,
-         env: Mapping[str, str] | None = None) -> dict[str, options.Value]:
+def load(flags: Mapping[str, Any], path: str | None = None, env: Mapping[str, str] | None = None,
+         notes: list[str] | None = None) -> dict[str, options.Value]:
     """The effective options: defaults < /etc/milad/milad.conf < the user's milad.conf (or `path` alone) < a .env beside the
-    last one < environment < flags."""
+    last one < environment < flags. notes gets a line for each variable that does nothing."""
     env = os.environ if env is None else env
     files = [Path(path)] if path else [Path("/etc/milad/milad.conf"),
                                        catalogue.data_folder("CONFIG", ".config") / "milad.conf"]
@@ -22,8 +22,12 @@ def load(flags: Mapping[str, Any], path: str | None = None,
         if path or file.is_file():
             layers.append((str(file), _read_toml(file)))
     dotenv = files[-1].parent / ".env"
+    said = [] if notes is None else notes
     if dotenv.is_file():
-        layers += [(f"{dotenv}: {name}", layer) for name, layer in options.from_environment(_read_dotenv(dotenv))]
+        variables = _read_dotenv(dotenv)
+        layers += [(f"{dotenv}: {name}", layer) for name, layer in options.from_environment(variables)]
+        said += [f"{dotenv}: {note}" for note in options.environment_notes(variables)]
+    said += options.environment_notes(env)
     layers += options.from_environment(env)
     layers.append(("flag {name}", flags))
     return options.merge(*layers)

@@ -1,127 +1,226 @@
-"""The daemon's life: listen, load, tell the service manager, serve, drain, end.
+"""The daemon's life: listen, load, tell the service manager, serve, reload, drain, end.
 
 Listening begins before the model is loaded, so that a port in use is told at once and /health can say how far loading is.
 SIGTERM and SIGINT drain: running answers get drain_timeout, then end with their protocol's own error event; a second signal
-ends at once. SIGUSR1 writes the engine's state to the log.
+ends at once. SIGHUP reads the configuration again (reload.py). SIGUSR1 writes the engine's state to the log.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
+import ssl
 import sys
 import time
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
-from . import __version__, catalogue, loader, log
+from . import __version__, catalogue, loader, log, service
+from .access import check_exposed, check_group
 from .app import App, Served, Settings
 from .errors import UsageError
-from .http import server, wire
-from .options import Value
+from .gate import Gate, apis
+from .http import server, tls, wire
+from .keys import Ring, load as load_keys
+from .metrics import Metrics, prometheus, status
+from .options import BY_NAME, Value
 
-EXIT_FORCED = 1
+EXIT_FORCED = 3         # asked twice to end: running answers were cut
+DESCRIPTORS_BESIDE = 128        # besides connections: model, cache, store, log, libraries
 
-
-def serve(options: Mapping[str, Value]) -> int:
-    """Runs until told to end. UsageError for what is wrong with options, model or address."""
-    return asyncio.run(_Daemon(options).run())
-
-
-class Notify:
-    """sd_notify(3): datagrams to $NOTIFY_SOCKET; silent where there is none."""
-
-    def __init__(self) -> None:
-        self._address = os.environ.pop("NOTIFY_SOCKET", "")
-        if self._address.startswith("@"):
-            self._address = "\0" + self._address[1:]
-
-    def __call__(self, *lines: str) -> None:
-        if not self._address:
-            return
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-                sock.sendto("\n".join(lines).encode(), self._address)
-        except OSError as e:
-            log.once("notify", "can't tell the service manager: %s", e)
+Options = Mapping[str, Value]
 
 
-def inherited_sockets() -> list[socket.socket]:
-    """Sockets of a service manager's socket unit (sd_listen_fds(3)): they begin at descriptor 3."""
-    if os.environ.get("LISTEN_PID") != str(os.getpid()):
-        return []
-    try:
-        n = int(os.environ.get("LISTEN_FDS", "0"))
-    except ValueError:
-        return []
-    return [socket.socket(fileno=fd) for fd in range(3, 3 + n)]
+def serve(options: Options, reread: Callable[[], Options] | None = None) -> int:
+    """Runs until told to end. UsageError for what is wrong with options, files, model or address. reread: the configuration
+    anew, for SIGHUP."""
+    return asyncio.run(_Daemon(options, reread).run())
+
+
+def check(options: Options) -> list[str]:
+    """`milad serve -t`: everything short of listening and loading. UsageError says what is wrong; the lines say what is there."""
+    value = values(options)
+    name, path = catalogue.resolve(value["model"][0] if value["model"] else None, folder=loader.models_folder(value))
+    with contextlib.suppress(OSError), open(path, "rb") as f:
+        if f.read(4) != b"GGUF":
+            raise UsageError(f"{path}: not a GGUF file")
+    found = [f"model {name}: {path}"]
+    if value["keys_file"]:
+        found.append(f"keys: {len(load_keys(value['keys_file']))}")
+    if value["tls_cert"]:
+        tls.context(value["tls_cert"], value["tls_key"])
+        found.append("certificate and key belong together")
+    for address in addresses(value):
+        check_exposed(address, value)
+    if value["socket_group"]:
+        check_group(value["socket_group"])
+    return found
+
+
+def values(options: Options) -> dict[str, Any]:
+    return {name: v.value for name, v in options.items()}
+
+
+def addresses(value: Mapping[str, Any]) -> list[str]:
+    """What `host` names: one address, or several with commas between."""
+    return [part.strip() for part in value["host"].split(",")] or [""]
 
 
 class _Daemon:
-    def __init__(self, options: Mapping[str, Value]) -> None:
+    def __init__(self, options: Options, reread: Callable[[], Options] | None) -> None:
         self.options = options
-        self.value = {name: v.value for name, v in options.items()}
-        self.notify = Notify()
+        self.value = values(options)
+        self.reread = reread
+        self.notify = service.Notify()
         self.loaded: loader.Loaded | None = None
+        self.ssl: ssl.SSLContext | None = None
+        self.pid_file: service.PidFile | None = None
+        self.unix_paths: list[str] = []
+        self.metrics = Metrics()
         self.started = time.monotonic()
 
     async def run(self) -> int:
         value = self.value
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_log_unhandled)
         self.stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_end, number)
         loop.add_signal_handler(signal.SIGUSR1, self._dump)
-        app = App(Settings(keepalive_s=value["keepalive"], body_limit=value["body_limit"],
-                           allowed_hosts=value["allowed_hosts"], allowed_origins=value["allowed_origins"],
-                           strict_model_names=value["strict_model_names"],
-                           access_log=lambda line: log.logger.info("%s", line)), store=_store())
-        self.server = server.Server(app, server.Settings(limits=wire.Limits(body=value["body_limit"])))
-        name, path = catalogue.resolve(value["model"][0] if value["model"] else None)   # before anything else: cheap to be wrong
-        sockets = inherited_sockets() or self._bind()
-        await self.server.listen(sockets)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        name, _ = catalogue.resolve(value["model"][0] if value["model"] else None,
+                                    folder=loader.models_folder(value))    # before anything else: cheap to be wrong
+        self._security()
+        if value["pid_file"]:
+            self.pid_file = service.PidFile(value["pid_file"])
+        try:
+            return await self._serve(name, loop)
+        finally:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        for path in self.unix_paths:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        self.unix_paths = []
+        if self.pid_file:
+            self.pid_file.close()
+            self.pid_file = None
+
+    def _security(self) -> None:
+        value = self.value
+        self.app = App(Settings(access_log=lambda line: log.logger.info("%s", line),
+                                metrics=lambda: prometheus(self.metrics, self.app.served, self.app.loading, self._n_connections()),
+                                status=lambda: status(self.metrics, self.app.served, self.app.loading, self._n_connections())),
+                       store=_store())
+        self.gate = Gate(self.app, self.metrics)
+        self._apply(value)
+        if value["tls_cert"]:
+            self.ssl = tls.context(value["tls_cert"], value["tls_key"])
+        if self.gate.ring is not None and not len(self.gate.ring):
+            log.logger.warning("%s holds no key yet: every request is refused until `milad key add`", value["keys_file"])
+
+    def _n_connections(self) -> int:
+        return len(self.server.connections)
+
+    def _apply(self, value: Mapping[str, Any]) -> None:
+        """The options that a running daemon can take. UsageError before anything is changed."""
+        keys = load_keys(value["keys_file"]) if value["keys_file"] else None
+        if self.ssl and value["tls_cert"]:
+            tls.load(self.ssl, value["tls_cert"], value["tls_key"])
+        settings, gate = self.app.settings, self.gate
+        if keys is None:
+            gate.ring = None
+        elif gate.ring is None:
+            gate.ring = Ring(keys)
+        else:
+            gate.ring.replace(keys)
+        settings.auth = gate.ring.auth if gate.ring is not None else None
+        settings.keepalive_s, settings.body_limit = value["keepalive"], value["body_limit"]
+        settings.allowed_hosts, settings.allowed_origins = value["allowed_hosts"], value["allowed_origins"]
+        settings.strict_model_names = value["strict_model_names"]
+        gate.apis, gate.log_prompts = apis(value["protocols"]), value["log_prompts"]
+
+    # Serving
+
+    async def _serve(self, name: str, loop: asyncio.AbstractEventLoop) -> int:
+        value = self.value
+        service.raise_descriptor_limit(value["max_connections"] * 2 + DESCRIPTORS_BESIDE)
+        self.server = server.Server(self.gate, server.Settings(limits=wire.Limits(body=value["body_limit"]),
+                                                               max_connections=value["max_connections"]))
+        await self._listen()
         self.notify(f"STATUS=loading {name}")
         load = loop.create_task(asyncio.to_thread(loader.load, self.options, post=loop.call_soon_threadsafe,
-                                                  progress=self._progress(app, loop)))
+                                                  progress=self._progress(name)))
         stop = loop.create_task(self.stop.wait())
         await asyncio.wait({load, stop}, return_when=asyncio.FIRST_COMPLETED)
         if not load.done():                    # told to end while loading: the thread can't be called back
+            self.notify("STOPPING=1")
             await self.server.drain(0)
+            self._tidy()
+            log.logger.info("ended while loading")
             sys.stderr.flush()
             os._exit(0)
         try:
             self.loaded = load.result()
-        except UsageError:
+        except BaseException:
             await self.server.drain(0)
             raise
-        self._serve(app)
+        self._ready()
         watchdog = loop.create_task(self._watchdog())
         await stop
         watchdog.cancel()
         await self._drain()
         return 0
 
-    def _bind(self) -> list[socket.socket]:
-        host = self.value["host"]
-        if host.startswith("unix:"):
-            return [server.bind_unix(host[5:])]
-        return server.bind_tcp(host, self.value["port"])
+    async def _listen(self) -> None:
+        """TLS, where it is on, is for TCP; a unix socket is guarded by its permissions."""
+        sockets = service.inherited_sockets()
+        for sock in sockets:
+            if sock.family != socket.AF_UNIX:
+                check_exposed(sock.getsockname()[0], self.value)
+        if not sockets:
+            for address in addresses(self.value):
+                check_exposed(address, self.value)
+            for address in addresses(self.value):
+                sockets += self._bind(address)
+        local = [s for s in sockets if s.family == socket.AF_UNIX]
+        await self.server.listen(local)
+        await self.server.listen([s for s in sockets if s not in local], ssl=self.ssl)
 
-    def _progress(self, app: App, loop: asyncio.AbstractEventLoop):
-        """Loading's share for /health and, on a terminal, a bar."""
+    def _bind(self, address: str) -> list[socket.socket]:
+        if not address.startswith("unix:"):
+            return server.bind_tcp(address, self.value["port"])
+        path = address[5:]
+        group = self.value["socket_group"]
+        sock = server.bind_unix(path, 0o600 if group else self.value["socket_mode"])
+        self.unix_paths.append(path)
+        if group:                              # the group first: the mode opens the socket to it
+            try:
+                os.chown(path, -1, check_group(group))
+                os.chmod(path, self.value["socket_mode"])
+            except OSError as e:
+                raise UsageError(f"{path}: can't give the socket to the group {group}: {e.strerror}") from None
+        return [sock]
+
+    def _progress(self, name: str) -> Callable[[float], None]:
+        """Loading's share for /health, the service manager and, on a terminal, a bar."""
         from .progress import bar
         show = bar("loading")
 
         def progress(share: float) -> None:
-            app.loading = share
+            self.app.loading = share
+            self.notify.loading(name, share)
             show(share)
         return progress
 
-    def _serve(self, app: App) -> None:
+    def _ready(self) -> None:
         loaded = self.loaded
         assert loaded is not None
-        app.served = Served(loaded.name, loaded.runner, loaded.path, n_slots=loaded.sizes.parallel, created=int(time.time()))
+        self.app.served = Served(loaded.name, self.metrics.watch(loaded.runner), loaded.path, self.value["model_aliases"],
+                                 n_slots=loaded.sizes.parallel, created=int(time.time()))
         url = self._url()
         stat = loaded.context.stat()
         room = loaded.sizes.n_blocks * 32 // max(1, loaded.sizes.n_ctx)
@@ -130,37 +229,68 @@ class _Daemon:
                         "" if room >= loaded.sizes.parallel else f" (memory holds {room} full ones)",
                         f"script {self.value['script']}" if self.value["script"]
                         else f"{stat['n_threads']} threads, {stat['isa']}, ready after {time.monotonic() - self.started:.1f} s")
-        if sys.stderr.isatty() and url.startswith("http"):
+        if sys.stderr.isatty() and url.startswith("http:") and self.gate.ring is None:
             print(f"\n  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
                   "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'\n", file=sys.stderr)
         self.notify("READY=1", f"STATUS=serving {loaded.name} at {url}")
 
     def _url(self) -> str:
-        if self.server.ports:
-            host = self.value["host"]
-            shown = "127.0.0.1" if host in ("", "*", "0.0.0.0") else f"[{host}]" if ":" in host else host
-            return f"http://{shown}:{self.server.ports[0]}"
-        return self.value["host"]
+        if not self.server.ports:
+            return self.value["host"]
+        host = next((a for a in addresses(self.value) if not a.startswith("unix:")), "")
+        shown = "127.0.0.1" if host in ("", "*", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+        return f"http{'s' if self.ssl else ''}://{shown}:{self.server.ports[0]}"
+
+    # Signals
 
     def _asked_to_end(self, number: int) -> None:
         if self.stop.is_set():
             log.logger.warning("asked again to end: ending now")
+            self._tidy()
             os._exit(EXIT_FORCED)
         log.logger.info("%s: finishing what runs (at most %g s; once more ends at once)", signal.Signals(number).name,
                         self.value["drain_timeout"])
         self.stop.set()
 
     def _dump(self) -> None:
+        lines = [f"{self._n_connections()} connections"]
         if self.loaded:
-            for line in self.loaded.engine.dump().splitlines():
-                log.logger.info("state: %s", line)
+            lines += self.loaded.engine.dump().splitlines()
+        for line in lines:
+            log.logger.info("state: %s", line)
+
+    def _reload(self) -> None:
+        """SIGHUP: what the table marks as reloadable takes its new value; a mistake leaves everything as it was."""
+        log.reopen()
+        self.notify.reloading()
+        try:
+            options = self.reread() if self.reread else self.options
+            new = values(options)
+            if self.gate.ring is not None and not new["keys_file"]:
+                for address in addresses(self.value):
+                    check_exposed(address, {**self.value, "keys_file": None, "insecure_no_key": new["insecure_no_key"]})
+            changed = [n for n in new if new[n] != self.value[n]]
+            taken = {**self.value, **{n: new[n] for n in changed if BY_NAME[n].reload}}
+            self._apply(taken)
+        except UsageError as e:
+            log.logger.error("the configuration stays as it is: %s", e)
+        else:
+            self.options = {n: options[n] if BY_NAME[n].reload else v for n, v in self.options.items()}
+            self.value = taken
+            log.set_level(taken["log_level"])
+            if self.loaded:
+                self.loaded.runner.defaults = loader.defaults(self.options)
+                self.loaded.engine.queue_limit = taken["queue_limit"]
+            for n in changed:
+                if not BY_NAME[n].reload:
+                    log.logger.warning("%s has changed: a restart takes it", n)
+            log.logger.info("reloaded%s", ": " + ", ".join(n for n in changed if BY_NAME[n].reload) if changed else "")
+        if self.loaded:
+            self.notify("READY=1")
 
     async def _watchdog(self) -> None:
-        """Keeps the service manager's watchdog (WATCHDOG_USEC) content while the engine thread moves."""
-        try:
-            period_s = int(os.environ.get("WATCHDOG_USEC", "0")) / 2e6
-        except ValueError:
-            period_s = 0
+        """Keeps the service manager's watchdog content while the engine thread moves."""
+        period_s = service.watchdog_s()
         while period_s > 0:
             assert self.loaded is not None
             if self.loaded.engine.stalled_s() < 60:
@@ -168,11 +298,17 @@ class _Daemon:
             await asyncio.sleep(period_s)
 
     async def _drain(self) -> None:
-        self.notify("STOPPING=1")
+        self.notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={int(self.value['drain_timeout'] * 1e6) + 15_000_000}")
         await self.server.drain(self.value["drain_timeout"])
         if self.loaded:
             await asyncio.to_thread(self.loaded.close)
         log.logger.info("ended")
+
+
+def _log_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Among them: accept() without descriptors left, which asyncio retries after a second."""
+    error = context.get("exception")
+    log.once(f"loop {context.get('message')} {type(error).__name__}", "%s: %s", context.get("message"), error)
 
 
 def _store() -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Callable, Mapping
 
 from . import catalogue, families, log, machine, sizing
@@ -31,6 +32,10 @@ class Loaded:
         self.model.close()
 
 
+def models_folder(value: Mapping[str, Any]) -> Path:
+    return Path(value["models_dir"]) if value["models_dir"] else catalogue.models_folder()
+
+
 def defaults(options: Mapping[str, Value]) -> Defaults:
     """The sampling and policy options as turn wants them."""
     value = {name: v.value for name, v in options.items()}
@@ -46,7 +51,7 @@ def load(options: Mapping[str, Value], *, post: Callable[[Callable[[], None]], N
     (call_soon_threadsafe). progress gets 0..1, from the loading thread. UsageError (ModelError) says what is wrong, in one line."""
     value = {name: v.value for name, v in options.items()}
     wanted = value["model"][0] if value["model"] else None
-    name, path = catalogue.resolve(wanted)
+    name, path = catalogue.resolve(wanted, folder=models_folder(value))
     name = value["model_name"] or name
     scripted = value["script"] is not None
     model = _open(os.fspath(path), value, scripted, progress)

@@ -11,11 +11,12 @@ RANKS = {
     "errors": 0, "conversation": 0, "events": 0, "options": 0, "log": 0, "textstream": 0, "sizing": 0, "engine.base": 0, "families.base": 0,
     "http.wire": 1, "http.sse": 1, "http.body": 1, "http.guard": 1, "http.base": 1, "protocols": 1, "families": 1, "engine": 1, "capi": 1, "store": 1,
     "grammar": 1, "scripted": 1, "catalogue": 1, "machine": 1, "progress": 1, "_milad_cffi": 0,
-    "config": 2, "engine.loop": 2, "engine.disk": 1,
+    "config": 2, "keys": 2, "metrics": 2, "service": 2, "access": 2, "http.tls": 2,
+    "engine.loop": 2, "engine.disk": 1,
     "output": 3, "turn": 3,
     "app": 4, "http.server": 4, "http.listen": 4, "loader": 4,
-    "daemon": 5, "agents": 4, "doctor": 5,
-    "cli": 6, "__main__": 7,
+    "gate": 5, "daemon": 6, "agents": 4, "doctor": 5,
+    "cli": 7, "__main__": 8,
 }
 # Whole packages whose modules are one room: they may import each other.
 ROOMS = ("protocols", "families", "agents", "cli", "engine", "http", "app")

@@ -19,6 +19,7 @@ class Settings:
     auth: guard.Auth | None = None             # request -> the caller's name, None: no valid key; guard.key_auth makes one
     access_log: Callable[[str], None] | None = None
     metrics: Callable[[], str] | None = None   # Prometheus text
+    status: Callable[[], dict[str, Any]] | None = None         # what runs, for people
 
 
 @dataclass

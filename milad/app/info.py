@@ -103,6 +103,12 @@ async def metrics(app: "App", exchange: Exchange) -> None:
     app.reply(exchange, app.settings.metrics(), media="text/plain; version=0.0.4; charset=utf-8")
 
 
+async def status(app: "App", exchange: Exchange) -> None:
+    if app.settings.status is None:
+        raise MiladError("not_found", "there is no status here", code="unknown_path")
+    app.reply(exchange, app.settings.status())
+
+
 async def hello(app: "App", exchange: Exchange) -> None:
     """What Claude Code asks at its start: any answer will do."""
     app.reply(exchange, {"version": __version__})

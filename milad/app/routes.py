@@ -26,6 +26,7 @@ TABLE: dict[str, Route] = {
     "/props": Route({"GET": info.props}),
     "/version": Route({"GET": info.version}),
     "/metrics": Route({"GET": info.metrics}),
+    "/milad/status": Route({"GET": info.status}),
     "/tokenize": Route({"POST": info.tokenize}),
     "/detokenize": Route({"POST": info.detokenize}),
     "/apply-template": Route({"POST": info.apply_template}),

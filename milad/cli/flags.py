@@ -15,7 +15,9 @@ def add(parser: argparse.ArgumentParser, names: Iterable[str] | None = None) -> 
     for option in options.OPTIONS:
         if wanted is not None and option.name not in wanted:
             continue
-        group = groups.setdefault(option.group, parser.add_argument_group(option.group.lower()))
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group.lower())
+        group = groups[option.group]
         text = f"{option.help} (default: {default_text(option)})".replace("%", "%%")
         if option.kind == "bool":
             group.add_argument(option.flag, dest=f"opt_{option.name}", default=None, help=text,
@@ -33,13 +35,10 @@ def default_text(option: options.Option) -> str:
         return option.shown
     if option.kind == "bool":
         return "yes" if option.default else "no"
-    if option.kind == "size":
-        return next((f"{option.default >> s}{u}" for s, u in ((30, "G"), (20, "M"), (10, "K"))
-                     if option.default and option.default % (1 << s) == 0), str(option.default))
-    return f"{option.default:g}" if isinstance(option.default, float) else str(option.default)
+    return options.toml(option, option.default).strip('"')
 
 
-def effective(parsed: argparse.Namespace) -> dict[str, options.Value]:
+def effective(parsed: argparse.Namespace, notes: list[str] | None = None) -> dict[str, options.Value]:
     """Defaults < configuration files < environment < flags."""
     given = {k[4:]: v for k, v in vars(parsed).items() if k.startswith("opt_") and v is not None}
-    return config.load(given, getattr(parsed, "config", None))
+    return config.load(given, getattr(parsed, "config", None), notes=notes)

@@ -21,7 +21,8 @@ COMMANDS = {
     "launch": ("launch", "run a coding agent on the model"),
     "ask": ("ask", "ask the model one question"),
     "pull": ("pull", "fetch a model"),
-    "models": ("models", "list the models that are here"),
+    "models": ("models", "list, show or remove the models that are here"),
+    "key": ("key", "add, list or remove API keys"),
 }
 
 

@@ -24,7 +24,7 @@ from .disk import Disk
 from .pace import Pace
 from .remember import Memory
 from .scheduler import Plan, Scheduler
-from .sequence import ENDED, Sequence
+from .sequence import ENDED, QUEUED, Sequence
 from .speculate import Speculator
 
 MIN_SLEEP_S = 0.0005    # below this the clock's own grain makes waiting pointless
@@ -188,6 +188,17 @@ class Engine:
         if self._disk is not None:
             stats["disk"] = self._disk.stats()
         return stats
+
+    def sequences(self) -> list[dict[str, Any]]:
+        """What runs and waits, oldest first, for a person: numbers and clients' names, no prompts."""
+        s = self._scheduler
+        try:
+            found = [*s.active, *s.queue]
+        except RuntimeError:    # the queue moves
+            found = list(s.active)
+        return [{"order": q.order, "client": q.request.client, "state": "queued" if q.state == QUEUED else "paused" if q.paused
+                 else "prefill" if q.n_left > 1 else "decode", "n_prompt": q.n_prompt, "n_cached": q.n_cached,
+                 "n_computed": q.n_computed, "n_output": q.n_output, "n_blocks": len(q.table)} for q in found]
 
     def dump(self) -> str:
         """What runs, for a person (SIGUSR1, /metrics?debug): lines of text, no prompts."""
