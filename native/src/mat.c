@@ -91,9 +91,13 @@ uint32_t mat_act_kind(int32_t type)
     }
 }
 
+/* Tokens of a tile: all rows, half of them or a fixed number; even beyond 4, which halves the number of kernels. */
 static int32_t tile_width(int32_t n_rows)
 {
-    return n_rows <= MAT_TILE_MAX ? n_rows : MAT_TILE;
+    if (n_rows > MAT_FEW)
+        return MAT_TILE;
+    const int32_t n = n_rows <= MAT_TILE_MAX ? n_rows : (n_rows + 1) / 2;
+    return n <= 4 ? n : (n + 1) / 2 * 2;
 }
 
 static size_t round64(size_t n) { return (n + 63) & ~(size_t)63; }
@@ -124,9 +128,9 @@ static size_t act_layout(mat_act *a, uintptr_t base, uint32_t kinds, int64_t n_i
 size_t mat_act_bytes(int64_t n_in, int32_t n_rows)
 {
     mat_act a;
-    /* Fewer rows may take more slots (13 rows fill 18), so the bound is by slots. */
-    int32_t n = n_rows <= MAT_TILE_MAX ? n_rows : (n_rows + MAT_TILE - 1) / MAT_TILE * MAT_TILE;
-    return act_layout(&a, 0, MAT_ACT_F32 | MAT_ACT_Q8 | MAT_ACT_BF16 | MAT_ACT_HALVES, n_in, n < MAT_TILE_MAX ? MAT_TILE_MAX : n) + 64;
+    /* Fewer rows may take more slots (13 rows fill 14), so the bound is by slots. */
+    int32_t n = n_rows <= MAT_FEW ? MAT_FEW : (n_rows + MAT_TILE - 1) / MAT_TILE * MAT_TILE;
+    return act_layout(&a, 0, MAT_ACT_F32 | MAT_ACT_Q8 | MAT_ACT_BF16 | MAT_ACT_HALVES, n_in, n) + 64;
 }
 
 typedef struct prepare_job {
@@ -158,8 +162,14 @@ static void prepare_slot(const prepare_job *job, int32_t slot)
                                     a->halves ? a->halves + tile * blocks * mat_act_half_block(nt) : NULL);
     if (a->bf16) {
         uint16_t *to = (uint16_t *)a->bf16 + tile * blocks * 32 * (size_t)nt;
-        for (int64_t k = 0; k < a->n_blocks * 32; k++)
-            to[(k / 2 * nt + t) * 2 + k % 2] = k < n ? to_bf16(x[k]) : 0;
+        for (int64_t k = n / 2 * 2; k < a->n_blocks * 32; k++)
+            to[(k / 2 * nt + t) * 2 + k % 2] = 0;
+        for (int64_t k = 0; k + 1 < n; k += 2) {
+            uint32_t pair = (uint32_t)to_bf16(x[k]) | (uint32_t)to_bf16(x[k + 1]) << 16;
+            memcpy(to + (k / 2 * nt + t) * 2, &pair, 4);
+        }
+        if (n % 2)
+            to[((n - 1) / 2 * nt + t) * 2] = to_bf16(x[n - 1]);
     }
     if (a->f32) {
         float *to = a->f32 + tile * blocks * 32 * (size_t)nt;
@@ -175,16 +185,23 @@ static void prepare_slots(void *arg, int32_t lo, int32_t hi, int32_t thread)
         prepare_slot(arg, i);
 }
 
+static void prepare_tiles(void *arg, int32_t lo, int32_t hi, int32_t thread)
+{
+    const int32_t nt = ((prepare_job *)arg)->a->nt;
+    prepare_slots(arg, lo * nt, hi * nt, thread); /* one thread a tile: its slots share cache lines */
+}
+
 void mat_act_prepare(pool *p, void *act, uint32_t kinds, const float *x, int64_t ld_x, int64_t n_in, int32_t n_rows)
 {
     mat_act *a = (mat_act *)(uintptr_t)mat_act_header(act);
     act_layout(a, (uintptr_t)a, kinds, n_in, n_rows);
     prepare_job job = {a, x, ld_x};
-    int32_t n_slots = a->n_tiles * a->nt;
-    if (n_rows == 1 || p == NULL)
-        prepare_slots(&job, 0, n_slots, 0);
+    if (n_rows <= MAT_FEW && n_in * n_rows < 16384)
+        prepare_slots(&job, 0, a->n_tiles * a->nt, 0);
+    else if (n_rows <= MAT_FEW)
+        pool_run(p, a->n_tiles * a->nt, 1, prepare_slots, &job);
     else
-        pool_run(p, n_slots, (int32_t)(1 + 8192 / (n_in + 1)), prepare_slots, &job);
+        pool_run(p, a->n_tiles, 1, prepare_tiles, &job);
 }
 
 /* ---- products ---- */
@@ -267,33 +284,53 @@ typedef struct mul_out {
     const float *bias;
 } mul_out;
 
-static void mul_panels(const mul_job *job, int32_t i, int64_t p0, int32_t n, int32_t tile0, int32_t tile1, const mul_out *out)
+/* Few rows, one packed panel, straight from its bytes; false: no kernel for that. */
+static bool mul_direct(const mul_job *job, int32_t i, int64_t p0, int32_t tile0, int32_t tile1, const mul_out *out)
 {
     const mat *w = job->w[i];
     const mat_layout_info *l = job->l[i];
     const mat_act *a = job->a;
     const mat_kernels *k = mat_kernels_now();
-    const int64_t all = a->n_blocks * 32, step = l->class == MAT_FLOATS ? MAT_CHUNK_F16 : MAT_CHUNK;
-    const bool whole = w->layout == MAT_PANELS && (w->type == MAT_F32 || w->type == MAT_BF16) && a->n_tiles == 1;
-    chunk_room room;
-    if (n == 1 && a->n_tiles == 1 && a->n_rows <= k->direct_max && w->layout == MAT_PANELS) {
-        mat_tile x = tile_at(a, l, 0, 0);
-        int64_t n_units = (w->n_in + l->unit_values - 1) / l->unit_values;
-        const uint8_t *panel = (const uint8_t *)w->data + (size_t)p0 * (size_t)n_units * (size_t)l->panel_unit;
-        if (k->direct(w->type, panel, n_units, &x, out->y, out->ld)) {
-            if (out->bias)
-                add_bias(out->bias, out->y, out->ld, a->n_rows, MAT_LANES);
-            return;
-        }
+    const int64_t n_units = (w->n_in + l->unit_values - 1) / l->unit_values;
+    const uint8_t *panel = (const uint8_t *)w->data + (size_t)p0 * (size_t)n_units * (size_t)l->panel_unit;
+    if (a->n_rows > MAT_FEW || a->nt > k->direct_max || w->layout != MAT_PANELS)
+        return false;
+    for (int32_t tile = tile0; tile < tile1; tile++) {
+        const mat_tile x = tile_at(a, l, tile, 0);
+        float *c = out->y + (int64_t)(tile - tile0) * a->nt * out->ld;
+        if (!k->direct(w->type, panel, n_units, &x, c, out->ld))
+            return false;
+        if (out->bias)
+            add_bias(out->bias, c, out->ld, x.n_valid, MAT_LANES);
     }
+    return true;
+}
+
+/* Values of a chunk: many rows want few passes over the results, few rows want memory to flow while they compute. */
+static int64_t chunk_values(const mul_job *job, const mat *w, const mat_layout_info *l)
+{
+    if (w->layout == MAT_PANELS && (w->type == MAT_F32 || w->type == MAT_BF16) && job->a->n_tiles == 1)
+        return INT64_MAX;
+    return l->class == MAT_FLOATS || job->a->n_rows <= MAT_FEW ? MAT_CHUNK_FEW : MAT_CHUNK;
+}
+
+static void mul_panels(const mul_job *job, int32_t i, int64_t p0, int32_t n, int32_t tile0, int32_t tile1, const mul_out *out)
+{
+    const mat *w = job->w[i];
+    const mat_layout_info *l = job->l[i];
+    const mat_act *a = job->a;
+    const int64_t all = a->n_blocks * 32, step = chunk_values(job, w, l);
+    chunk_room room;
+    if (n == 1 && mul_direct(job, i, p0, tile0, tile1, out))
+        return;
     for (int64_t k0 = 0; k0 < all;) {
-        int64_t n_k = whole || all - k0 < step ? all - k0 : step;
+        const int64_t n_k = all - k0 < step ? all - k0 : step;
         mat_part part = chunk_of(w, l, p0, n, k0, n_k, &room);
         part.ld = out->ld;
         for (int32_t tile = tile0; tile < tile1; tile++) {
-            mat_tile x = tile_at(a, l, tile, k0);
+            const mat_tile x = tile_at(a, l, tile, k0);
             part.c = out->y + (int64_t)(tile - tile0) * a->nt * out->ld;
-            k->tile(w->type, &part, &x);
+            mat_kernels_now()->tile(w->type, &part, &x);
             if (out->bias && k0 + n_k == all)
                 add_bias(out->bias, part.c, out->ld, x.n_valid, n * MAT_LANES);
         }
@@ -347,7 +384,7 @@ static void mul_some(pool *p, const mat *const *w, int32_t n_w, const mat_act *a
                      const float *const *bias)
 {
     enum { GRAIN_BYTES = 16384, CUT_TILES = 16 };
-    mul_job job = {.a = a, .n_w = n_w, .group = a->n_tiles > 1 ? MAT_GROUP : 1, .n_cuts = 1};
+    mul_job job = {.a = a, .n_w = n_w, .group = a->n_rows > MAT_FEW ? MAT_GROUP : 1, .n_cuts = 1};
     size_t bytes = 0;
     for (int32_t i = 0; i < n_w; i++) {
         job.w[i] = w[i];
@@ -365,7 +402,7 @@ static void mul_some(pool *p, const mat *const *w, int32_t n_w, const mat_act *a
     while (n_groups * job.n_cuts < 8 * n_threads && a->n_tiles / (job.n_cuts + 1) >= CUT_TILES)
         job.n_cuts++;
     const size_t item_bytes = bytes / (size_t)n_groups + 1;
-    int32_t grain = a->n_tiles > 1 ? 1 : (int32_t)(GRAIN_BYTES / item_bytes);
+    int32_t grain = a->n_rows > MAT_FEW ? 1 : (int32_t)(GRAIN_BYTES / item_bytes);
     pool_run(p, n_groups * job.n_cuts, grain < 1 ? 1 : grain, mul_items, &job);
 }
 

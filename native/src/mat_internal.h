@@ -35,7 +35,8 @@ enum {
     MAT_TILE = 6,         /* tokens of a tile when there are many */
     MAT_TILE_MAX = 12,    /* most tokens of a tile: up to so many rows are one tile, up to 16 are two */
     MAT_CHUNK = 1024,     /* values expanded at once; a multiple of every unit */
-    MAT_CHUNK_F16 = 256,  /* the same where a value expands to 4 bytes */
+    MAT_CHUNK_FEW = 256,  /* the same for few rows and where a value expands to 4 bytes */
+    MAT_FEW = 16,         /* up to so many rows, panels are taken one by one as memory delivers them */
     MAT_GROUP = 2         /* panels that share a pass over the activations */
 };
 
@@ -113,7 +114,7 @@ typedef struct mat_kernels {
     /* n_units of one packed panel into w (512 bytes per 32 values; F16: 64 bytes per value) and scales. */
     void (*expand)(int32_t type, const uint8_t *panel, int64_t n_units, uint8_t *w, float *scales);
     void (*tile)(int32_t type, const mat_part *part, const mat_tile *x);
-    /* One whole packed panel times a whole tile (n_valid = nt); false: no such kernel for this type and width. */
+    /* One whole packed panel times a tile; false: no such kernel for this type and width. */
     bool (*direct)(int32_t type, const uint8_t *panel, int64_t n_units, const mat_tile *x, float *c, int64_t ld);
     /* Row r of x[n_in] into token slot t of the tile at block 0 (see mat_act). */
     void (*quantise)(const float *x, int64_t n_in, int64_t n_blocks, int32_t nt, int32_t t, uint8_t *q8, uint8_t *halves);

@@ -29,7 +29,8 @@ INLINE void direct_units(const int type, const int n, const uint8_t *panel, int6
         }
 #pragma GCC unroll 4
         for (int t = 0; t < n; t++)
-            _mm256_storeu_ps(c + t * ld + 8 * half, acc[t]);
+            if (t < x->n_valid)
+                _mm256_storeu_ps(c + t * ld + 8 * half, acc[t]);
     }
 }
 

@@ -35,7 +35,8 @@ INLINE void direct_units(const int type, const int nt, const uint8_t *p, int64_t
     }
 #pragma GCC unroll 12
     for (int t = 0; t < nt; t++)
-        _mm512_storeu_ps(c + t * ld, acc[t]);
+        if (t < x->n_valid)
+            _mm512_storeu_ps(c + t * ld, acc[t]);
 }
 
 INLINE void direct_f16(const int nt, const uint8_t *p, int64_t n_units, const mat_tile *x, float *c, int64_t ld)
@@ -53,14 +54,14 @@ INLINE void direct_f16(const int nt, const uint8_t *p, int64_t n_units, const ma
     }
 #pragma GCC unroll 4
     for (int t = 0; t < nt; t++)
-        _mm512_storeu_ps(c + t * ld, acc[t]);
+        if (t < x->n_valid)
+            _mm512_storeu_ps(c + t * ld, acc[t]);
 }
 
 #define DIRECT_CASE(type, n) case n: direct_units(MAT_##type, n, p, n_units, x, c, ld); break;
 #define DIRECT_FEW(type) DIRECT_CASE(type, 1) DIRECT_CASE(type, 2) DIRECT_CASE(type, 3) DIRECT_CASE(type, 4)
 #define DIRECT_MORE(type) \
-    DIRECT_CASE(type, 5) DIRECT_CASE(type, 6) DIRECT_CASE(type, 7) DIRECT_CASE(type, 8) DIRECT_CASE(type, 9) DIRECT_CASE(type, 10) \
-    DIRECT_CASE(type, 11) DIRECT_CASE(type, 12)
+    DIRECT_CASE(type, 6) DIRECT_CASE(type, 8) DIRECT_CASE(type, 10) DIRECT_CASE(type, 12)
 #define DIRECT(type, cases) \
     static bool direct_##type(const uint8_t *p, int64_t n_units, const mat_tile *x, float *c, int64_t ld) \
     { \
@@ -78,9 +79,9 @@ DIRECT(Q8_0, DIRECT_FEW(Q8_0) DIRECT_MORE(Q8_0))
 DIRECT(IQ4_NL, DIRECT_FEW(IQ4_NL) DIRECT_MORE(IQ4_NL))
 DIRECT(Q2_K, DIRECT_FEW(Q2_K))
 DIRECT(Q3_K, DIRECT_FEW(Q3_K))
-DIRECT(Q4_K, DIRECT_FEW(Q4_K))
-DIRECT(Q5_K, DIRECT_FEW(Q5_K))
-DIRECT(Q6_K, DIRECT_FEW(Q6_K))
+DIRECT(Q4_K, DIRECT_FEW(Q4_K) DIRECT_MORE(Q4_K))
+DIRECT(Q5_K, DIRECT_FEW(Q5_K) DIRECT_MORE(Q5_K))
+DIRECT(Q6_K, DIRECT_FEW(Q6_K) DIRECT_MORE(Q6_K))
 
 static bool direct_F16(const uint8_t *p, int64_t n, const mat_tile *x, float *c, int64_t ld)
 {

@@ -111,7 +111,7 @@ INLINE void pairs(const bool has_dot, const int n_p, const int nt, const mat_par
     store_acc(p, x, n_p, nt, acc);
 }
 
-#define WIDTHS(X) X(1, 1) X(1, 2) X(1, 3) X(1, 4) X(1, 5) X(1, 6) X(1, 7) X(1, 8) X(1, 9) X(1, 10) X(1, 11) X(1, 12) X(2, 6)
+#define WIDTHS(X) X(1, 1) X(1, 2) X(1, 3) X(1, 4) X(1, 6) X(1, 8) X(1, 10) X(1, 12) X(2, 6)
 
 #define INSTANCES(n_p, nt) \
     static void s32_##n_p##_##nt(const mat_part *p, const mat_tile *x) { blocks(MAT_S32, n_p, nt, p, x); } \
@@ -127,20 +127,20 @@ enum { PLAIN_PAIRS = MAT_N_CLASSES };
 typedef void (*tile_fn)(const mat_part *, const mat_tile *);
 
 #define ROW(n_p, nt) {s32_##n_p##_##nt, sm32_##n_p##_##nt, s16_##n_p##_##nt, sm16_##n_p##_##nt, pairs_##n_p##_##nt, floats_##n_p##_##nt, plain_##n_p##_##nt},
-static const tile_fn tiles[MAT_TILE_MAX + 1][MAT_N_CLASSES + 1] = {WIDTHS(ROW)};
+static const tile_fn tiles[][MAT_N_CLASSES + 1] = {WIDTHS(ROW)}; /* in order of WIDTHS: 1 .. 4, 6 .. 12 by two, 2 panels */
 
 void tile_avx512(int32_t type, const mat_part *part, const mat_tile *x)
 {
     const int32_t class = mat_layout_of(type)->class;
     const int32_t kind = class == MAT_PAIRS && !__builtin_cpu_supports("avx512bf16") ? PLAIN_PAIRS : class;
     if (part->n_panels == 2 && x->nt == MAT_TILE) {
-        tiles[MAT_TILE_MAX][kind](part, x);
+        tiles[8][kind](part, x);
         return;
     }
     mat_part one = *part;
     one.n_panels = 1;
     for (int32_t r = 0; r < part->n_panels; r++) {
-        tiles[x->nt - 1][kind](&one, x);
+        tiles[x->nt <= 4 ? x->nt - 1 : x->nt / 2 + 1][kind](&one, x);
         one.w += part->step;
         one.scales += part->scale_step;
         one.c += MAT_LANES;
