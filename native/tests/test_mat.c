@@ -4,6 +4,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "mat.h"
 #include "mat_internal.h"
@@ -237,6 +239,50 @@ static void test_together(void)
     pool_close(p);
 }
 
+/* n bytes that end at a page that can't be touched; 64-byte aligned when n is a multiple of 64. */
+static uint8_t *guarded(size_t n, void **base, size_t *n_all)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    *n_all = (n + page - 1) / page * page + page;
+    *base = mmap(NULL, *n_all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    mprotect((char *)*base + *n_all - page, page, PROT_NONE);
+    return (uint8_t *)*base + *n_all - page - n;
+}
+
+/* No kernel reads or writes beyond the panels, the activations, the rows of x or the results. */
+static void test_guarded(void)
+{
+    static const int32_t counts[] = {1, 2, 3, 4, 5, 7, 9, 11, 12, 13, 15, 16, 17, 29};
+    for (int i = 0; i < N_TYPES; i++) {
+        const int64_t n_in = mat_block_values(types[i]) == 256 ? 256 : mat_block_values(types[i]) == 32 ? 96 : 37;
+        for (int64_t n_out = 32; n_out <= 41; n_out += 9) {
+            weights w = make(types[i], n_in, n_out);
+            for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+                const size_t n[] = {w.panels.n_bytes, (size_t)(counts[c] * n_in) * 4, (size_t)(counts[c] * n_out) * 4,
+                                    (mat_act_bytes(n_in, counts[c]) + 63) / 64 * 64};
+                void *base[4];
+                size_t all[4];
+                uint8_t *at[4];
+                for (int k = 0; k < 4; k++)
+                    at[k] = guarded(n[k], &base[k], &all[k]);
+                memcpy(at[0], w.panels.data, n[0]);
+                for (size_t k = 0; k < n[1] / 4; k++)
+                    ((float *)at[1])[k] = draw_float();
+                mat m = w.panels;
+                const mat *pm = &m;
+                float *y = (float *)at[2];
+                m.data = at[0];
+                mat_act_prepare(NULL, at[3], mat_act_kind(m.type), (float *)at[1], n_in, n_in, counts[c]);
+                mat_mul(NULL, &pm, 1, at[3], counts[c], &y, &n_out, NULL);
+                CHECK(isfinite(y[n_out * counts[c] - 1]));
+                for (int k = 0; k < 4; k++)
+                    munmap(base[k], all[k]);
+            }
+            drop(&w);
+        }
+    }
+}
+
 /* Scales that are NaN or infinite, as a hostile file may have them, and activations that are: no crash, NaN shows. */
 static void test_not_finite(void)
 {
@@ -326,6 +372,7 @@ int main(void)
     test_same_bits();
     test_together();
     test_not_finite();
+    test_guarded();
 #if defined(MILAD_HAVE_AVX512)
     test_instruction_sets_agree();
 #endif
