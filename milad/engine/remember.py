@@ -95,15 +95,12 @@ class Memory:
         if not self._lengths[n]:
             del self._lengths[n]
 
-    def tag(self, prompt: Seq[int], made: Seq[int], index: int, print_: bytes | None) -> None:
-        """Says what the generation `made` after `prompt` means: the fingerprint of its message, which is the index-th
-        assistant message of its conversation."""
-        if print_ is None:
-            return
-        made = array("i", made)
-        for entry in self._entries.get(_key(array("i", prompt)), ()):
-            if entry.tokens[:len(made)] == made and len(entry.tokens) <= len(made) + 1:
-                entry.index, entry.print = index, print_
+    def tag(self, prompt: Seq[int], index: int, print_: bytes | None) -> None:
+        """Says what the latest generation after `prompt` means: the fingerprint of its message, which is the index-th
+        assistant message of its conversation. For one that ended with Done: note() came before it."""
+        entries = self._entries.get(_key(array("i", prompt)))
+        if entries and print_ is not None:
+            entries[-1].index, entries[-1].print = index, print_
 
     def splice(self, tokens: Seq[int], prints: Seq[bytes | None] = ()) -> list[int]:
         """The prompt with what is remembered in place. prints: fingerprints of the conversation's assistant messages in order."""

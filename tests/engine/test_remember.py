@@ -154,7 +154,7 @@ def test_a_turn_known_by_its_meaning() -> None:
     m = memory()
     print_ = fingerprint(call('{"a": 1}'))
     note(m, [201, 202], [1, 2, 3, 200])
-    m.tag([201, 202], [1, 2, 3], 0, print_)
+    m.tag([201, 202], 0, print_)
     back = [201, 202, 1, 9, 2, 9, 3, 200, 201, 5, 202]                  # other bytes: the JSON was written anew
     assert m.splice(back) == back
     assert m.splice(back, [fingerprint(call('{"a": 2}'))]) == back
