@@ -14,6 +14,7 @@ import struct
 import sys
 import threading
 import weakref
+import zlib
 from array import array
 from pathlib import Path
 from typing import Any, Callable, Union
@@ -90,6 +91,12 @@ def library() -> Any:
             _check(ffi, lib, path)
             _ffi, _lib = ffi, lib
     return _lib
+
+
+def _build() -> str:
+    """A mark of this very library: another build may lay blocks out or round otherwise."""
+    with open(library_path(), "rb") as f:
+        return f"{__version__}-{zlib.crc32(f.read()):08x}"
 
 
 def _last_error() -> str:
@@ -328,6 +335,7 @@ class Context:
         self.n_blocks: int = stat["n_blocks"]
         self.max_rows: int = stat["max_rows"]
         self.block_bytes: int = stat["kv_block_bytes"]
+        self.layout = f"{stat['isa']}-{_build()}"
         self._batch = _ffi.new("milad_batch *")
         self._batch.size = _ffi.sizeof("milad_batch")
         self._room = (0, 0)  # sequences and outputs that the buffers below hold

@@ -205,6 +205,7 @@ class ScriptedContext:
     """base.Context without weights: prompts take no time, outputs come from the samplers' plays."""
 
     block_bytes = 0
+    layout = "scripted"
 
     def __init__(self, model: ScriptedModel, n_blocks: int, max_rows: int, clock: Callable[[], float]) -> None:
         self.n_blocks = n_blocks

@@ -113,7 +113,8 @@ class Model(Protocol):
 class Context(Protocol):
     """The KV arena and the forward pass. One thread at a time, but for interrupt()."""
     n_blocks: int
-    block_bytes: int                        # what kv_read returns
+    block_bytes: int                        # what kv_read returns; 0: blocks can't be kept outside
+    layout: str                             # what else makes two contexts' blocks differ: instruction set, build
     max_rows: int
 
     def step(self, batch: Batch) -> list[Output]:

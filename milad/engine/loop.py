@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any, Callable
 
-from .. import __version__, log
+from .. import log
 from ..errors import ContextOverflow, EngineFault, MiladError
 from .base import Context, Fault, Interrupted, Item, Model, Request
 from .blocks import Blocks, chain_keys
@@ -74,8 +74,7 @@ class Engine:
         self.remember = Memory(model.token_bytes, model.is_control, frozenset(model.eog))
         self._disk: Disk | None = None
         if disk_dir and disk_bytes > 0 and cache and context.block_bytes:
-            layout = f"{context.stat().get('isa', '')}-{__version__}"
-            self._disk = Disk(disk_dir, disk_bytes, fingerprint=model.info.fingerprint, kv_type=kv_type, layout=layout,
+            self._disk = Disk(disk_dir, disk_bytes, fingerprint=model.info.fingerprint, kv_type=kv_type, layout=context.layout,
                               block_bytes=context.block_bytes, wake=lambda: self._note(None))
         self._step_s = step_ms / 1000 if step_ms else None
         self._max_rows = min(context.max_rows, step_rows or context.max_rows)

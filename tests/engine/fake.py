@@ -74,6 +74,7 @@ class FakeContext:
         self.n_blocks = n_blocks
         self.max_rows = max_rows
         self.block_bytes = BLOCK * 8
+        self.layout = "fake"
         self.kv: list[list[Any]] = [[None] * BLOCK for _ in range(n_blocks)]
         self.n_rows = self.n_steps = self.n_copied = 0
         self.fault_rate = self.interrupt_rate = self.write_fault_rate = 0.0
