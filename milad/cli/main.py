@@ -23,6 +23,9 @@ COMMANDS = {
     "pull": ("pull", "fetch a model"),
     "models": ("models", "list, show or remove the models that are here"),
     "key": ("key", "add, list or remove API keys"),
+    "top": ("top", "watch a running daemon"),
+    "help": ("help", "show a manual page"),
+    "completion": ("completion", "print a shell's completion script"),
 }
 
 
