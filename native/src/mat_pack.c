@@ -51,8 +51,8 @@ static uint8_t *transpose(const uint8_t *const *rows, size_t offset, int32_t n_b
 {
     for (int32_t i = 0; i < n_bytes; i += word) {
         for (int32_t r = 0; r < MAT_LANES; r++, dst += word) {
-            if (word == 4 && rows[r] && (int64_t)offset + i + 4 <= n_have) {
-                memcpy(dst, rows[r] + offset + i, 4);
+            if (rows[r] && (int64_t)offset + i + word <= n_have) {
+                memcpy(dst, rows[r] + offset + i, word == 4 ? 4 : 2);
                 continue;
             }
             for (int32_t b = 0; b < word; b++)
