@@ -10,7 +10,7 @@ import argparse
 import importlib
 import os
 import sys
-from typing import Sequence
+from typing import Any, Sequence
 
 from .. import __version__
 from ..errors import UsageError
@@ -30,7 +30,10 @@ COMMANDS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with the nearest command or flag in its errors."""
+    """argparse without abbreviated flags: what works today must not change its meaning with tomorrow's options."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
 
     def error(self, message: str):  # type: ignore[override]
         self.print_usage(sys.stderr)

@@ -397,6 +397,7 @@ class _Connection(asyncio.Protocol):
         return self._due if self._what == "idle" and not self._lost and not self.transport.is_closing() else None
 
     def drop(self) -> None:
+        self.server.connections.discard(self)  # now, not when the loop comes to it: its place is for one that came meanwhile
         self.transport.close()
 
     def drain(self) -> None:
