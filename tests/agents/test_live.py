@@ -1,0 +1,66 @@
+"""Claude Code, Codex and OpenCode (with scripts/test-agents all that install) on a scripted daemon: what they ask, what they do."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from programs import PROGRAMS, chosen
+from talk import TALKS
+
+pytestmark = pytest.mark.agents
+ALL = list(PROGRAMS)
+TOOLS = [n for n in ALL if TALKS[n].read]
+
+
+def call(tool: Any) -> str:
+    """A tool call in the chatml family's markup."""
+    return "<tool_call>\n" + json.dumps({"name": tool[0], "arguments": tool[1]}) + "\n</tool_call>"
+
+
+def settled(run: Any, log: str) -> None:
+    """The agent ended well, and nothing it asked failed or came twice."""
+    told = f"{run.out[-1500:]}\n{run.err[-1500:]}\n{log[-3000:]}"
+    assert run.code == 0, told
+    assert run.generations, told
+    for one in run.exchanges:
+        assert one.status in (200, 426), (one.method, one.path, one.status, one.answer[:500])
+    twice = [body[:200] for body, n in Counter((x.path, x.body) for x in run.generations).items() if n > 1]
+    assert not twice, told
+    assert " error: " not in log and "(client left)" not in log, told
+
+
+def told(text: str, **more: Any) -> Any:
+    """A script of one line."""
+    return lambda talk, repo: [{"output": text, **more}]
+
+
+def read_then_write(talk: Any, repo: Any) -> list[dict[str, Any]]:
+    return [{"output": "Reading. " + call(talk.read(str(repo / "note.txt"))), "when": {"tools": True, "last": "secret word\\?"}},
+            {"output": call(talk.write(str(repo / "out.txt"), "it was\nXYLOPHONE")), "when": {"last": "XYLOPHONE-MARK"}},
+            {"output": "All is DONE-DONE."}]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_chat(place: Any, name: str) -> None:
+    here = place(name, told("Hello from the SCRIPTED-ANSWER."))
+    run = here.run("say hello")
+    settled(run, here.server.log)
+    assert "SCRIPTED-ANSWER" in run.out
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_tools_read_and_write(place: Any, name: str) -> None:
+    here = place(name, read_then_write)
+    run = here.run("what is the secret word?")
+    settled(run, here.server.log)
+    assert "DONE-DONE" in run.out
+    assert (here.repo / "out.txt").read_text().rstrip("\n") == "it was\nXYLOPHONE"
+    main = [x for x in run.generations if x.json.get("tools")]
+    assert len(main) == 3
+    for turn in main[1:]:
+        total, cached = turn.usage()
+        assert cached >= 0.95 * total, (total, cached)
