@@ -71,7 +71,8 @@ class Engine:
         self._clock = clock
         self._cache = cache
         self._speculate = speculate
-        self.remember = Memory(model.token_bytes, model.is_control, frozenset(model.eog))
+        special = frozenset(model.specials.values())    # user-defined tokens are markup, too: never made of text
+        self.remember = Memory(model.token_bytes, lambda t: t in special or model.is_control(t), frozenset(model.eog))
         self._disk: Disk | None = None
         if disk_dir and disk_bytes > 0 and cache and context.block_bytes:
             self._disk = Disk(disk_dir, disk_bytes, fingerprint=model.info.fingerprint, kv_type=kv_type, layout=context.layout,

@@ -194,10 +194,14 @@ class Scheduler:
             return drafts, []
         try:
             ahead = seq.constraint.copy()
-            samplers = []
-            for token in drafts:            # after one that is not allowed nothing counts: it is never drawn
+            samplers: list[SamplerArgs] = []
+            mask = seq.sampler.mask
+            for i, token in enumerate(drafts):
+                if mask is not None and not mask[token >> 3] >> (token & 7) & 1:
+                    return drafts[:i], samplers     # it can't be drawn, nor what would follow it
                 ahead.accept(token)
-                samplers.append(replace(seq.sampler, mask=ahead.mask()))
+                mask = ahead.mask()
+                samplers.append(replace(seq.sampler, mask=mask))
             return drafts, samplers
         except Exception:                   # a grammar that can't look ahead decodes plainly
             seq.speculates = False
@@ -207,6 +211,9 @@ class Scheduler:
         try:
             seq.sampler.mask = seq.constraint.mask()
             return True
+        except MiladError as e:     # a limit of the grammar, in the client's words
+            self._fault(seq, e)
+            return False
         except Exception as e:      # the grammar library's own errors: they end this sequence only
             self._fault(seq, EngineFault(f"the grammar of this request failed: {e}"))
             return False
