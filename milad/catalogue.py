@@ -103,7 +103,7 @@ def resolve(wanted: str | None, folder: Path | None = None) -> tuple[str, Path]:
                              f"it runs GGUF files: `milad pull {DEFAULT.name}`, or --model FILE.gguf")
         path = Path(wanted)
         if not path.is_file():
-            raise UsageError(f"{wanted}: no such file")
+            raise UsageError(f"{wanted}: {'a folder, not a GGUF file' if path.is_dir() else 'no such file'}")
         return name_of(path), path
     for found in have:
         if wanted in (found.name, found.path.stem, found.path.name):

@@ -51,7 +51,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("models_dir", "path", None, "folder that `milad pull` fills and model names are looked up in", "Model", metavar="DIR",
            unset=True, shown="milad/models under the data folder"),
     Option("family", "str", None, "the chat format, where the file's template is not recognised", "Model",
-           metavar="NAME", unset=True, shown="by the file's template"),
+           metavar="NAME", unset=True, shown="what the file's template says"),
     Option("ctx", "int", None, "tokens that one request may use, prompt and answer together", "Model", minimum=64,
            maximum=1 << 24, metavar="N", env=("MILA_CONTEXT_LENGTH",), unset=True,
            shown="the model's training length, or what the memory allows"),
@@ -100,7 +100,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("tls_cert", "path", None, "certificate chain (PEM): serve HTTPS, TLS 1.2 or newer", "Security", metavar="FILE",
            reload=True, unset=True, shown="none: plain HTTP"),
     Option("tls_key", "path", None, "the certificate's private key (PEM)", "Security", metavar="FILE", reload=True, unset=True,
-           shown="in the file of tls_cert"),
+           shown="the file of tls_cert"),
     Option("allowed_hosts", "list", (), "further names that a Host header may carry", "Security", metavar="NAME", reload=True,
            shown="none: loopback names and the bound address"),
     Option("allowed_origins", "list", (), "web origins that may call from a browser", "Security", metavar="ORIGIN", reload=True,
@@ -179,9 +179,9 @@ def convert(option: Option, raw: Any, source: str) -> Any:
         return word
     value = _number(option, raw, bad)
     if not option.minimum <= value <= option.maximum:
-        low, high = option.minimum, option.maximum
-        raise bad(f"between {low:g} and {high:g}" if math.isfinite(low) and math.isfinite(high)
-                  else f"at least {low:g}" if math.isfinite(low) else f"at most {high:g}")
+        low, high = (f"{n:.0f}" if n == n // 1 else f"{n:g}" for n in (option.minimum, option.maximum))
+        finite = math.isfinite(option.minimum), math.isfinite(option.maximum)
+        raise bad(f"between {low} and {high}" if all(finite) else f"at least {low}" if finite[0] else f"at most {high}")
     return value
 
 

@@ -83,11 +83,15 @@ def _running(value: dict[str, Any]) -> str | None:
 
 def _remote(url: str, body: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """(kind, text) pieces of a daemon's streamed chat completion; kind: text, thinking, end."""
-    parts = urlsplit(url if "//" in url else "http://" + url)
+    try:
+        parts = urlsplit(url if "//" in url else "http://" + url)
+        port = parts.port
+    except ValueError as e:
+        raise UsageError(f"--url {url}: {e}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"--url {url}: not an http:// or https:// address")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname, parts.port, timeout=600)
+    connection = kind(parts.hostname, port, timeout=600)
     base = parts.path.rstrip("/")
     path = (base if base.endswith("/v1") else base + "/v1") + "/chat/completions"
     headers = {"Content-Type": "application/json"}

@@ -58,6 +58,7 @@ def build(command: str | None) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    _standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     first = next((a for a in arguments if not a.startswith("-")), None)
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", "--version")):
@@ -80,8 +81,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:                   # `milad ask ... | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _drop_stdout()
         return 0
+    except OSError as e:                      # a full disk, mostly: files that an option names have errors of their own
+        print(f"milad: {e.filename + ': ' if isinstance(e.filename, str) else ''}{e.strerror or e}", file=sys.stderr)
+        _drop_stdout()
+        return 1
+
+
+def _standard_streams() -> None:
+    """Descriptors 0 to 2 exist: else the next file or socket would become one, and Python's sys.stdout is None."""
+    for fd, name, flags in ((0, "stdin", os.O_RDONLY), (1, "stdout", os.O_WRONLY), (2, "stderr", os.O_WRONLY)):
+        try:
+            os.fstat(fd)
+        except OSError:
+            opened = os.open(os.devnull, flags)
+            if opened != fd:
+                os.dup2(opened, fd)
+                os.close(opened)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(fd, "r" if fd == 0 else "w", encoding="utf-8", errors="replace", closefd=False))
+
+
+def _drop_stdout() -> None:
+    """What is still buffered can't be written; the flush at exit must not fail over it again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 if __name__ == "__main__":
