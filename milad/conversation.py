@@ -94,6 +94,46 @@ class ToolSpec:
     strict: bool = False
 
 
+def resolved(schema: Any, root: Any) -> Mapping[str, Any]:
+    """`schema` behind its local $ref; {} where it is no object or points nowhere."""
+    for _ in range(16):
+        ref = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(ref, str):
+            return schema if isinstance(schema, Mapping) else {}
+        schema = root if ref.startswith("#") else None
+        for key in ref[1:].split("/")[1:]:
+            schema = schema.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(schema, Mapping) else None
+    return {}
+
+
+def argument_types(parameters: Any) -> dict[str, frozenset[str]]:
+    """Argument -> the JSON types that a tool's schema allows it; an empty set where it names none."""
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    if not isinstance(properties, Mapping):
+        return {}
+    return {key: frozenset(_types(schema, parameters, [64])) for key, schema in properties.items()}
+
+
+def _types(schema: Any, root: Any, budget: list[int]) -> set[str]:
+    """budget: schemas that may still be looked at; references can branch without end."""
+    budget[0] -= 1
+    if budget[0] < 0:
+        return set()
+    schema = resolved(schema, root)
+    kind = schema.get("type")
+    found = {kind} if isinstance(kind, str) else {k for k in kind if isinstance(k, str)} if isinstance(kind, (list, tuple)) else set()
+    for branch in ("anyOf", "oneOf", "allOf"):
+        options = schema.get(branch)
+        if isinstance(options, (list, tuple)):
+            for option in options:
+                found |= _types(option, root, budget)
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not found and isinstance(values, (list, tuple)):
+        names = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null", dict: "object", list: "array"}
+        found = {names[type(v)] for v in values if type(v) in names}
+    return found
+
+
 @dataclass(frozen=True)
 class ToolChoice:
     mode: str = "auto"                            # auto, none, required, named

@@ -4,7 +4,8 @@ The only user of llguidance (the optional extra milad[grammar]); importing this 
 it owns: how a family's call markup is written as one Lark grammar, and what happens to a schema that the constrainer can't
 follow (tools: relaxed with a log line; response_format: a 400).
 
-Grammars are compiled in any thread. A Constraint belongs to the engine thread.
+Grammars are compiled in any thread but the event loop's: a costly one takes a second, without the GIL. What was compiled is
+kept, since agents send the same tools every turn. A Constraint belongs to the engine thread; its first mask is computed here.
 """
 
 from __future__ import annotations
@@ -12,22 +13,28 @@ from __future__ import annotations
 import json
 import re
 import threading
-from typing import Any, Iterable
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any, Iterable, Mapping
 
 import llguidance
 from llguidance import LLMatcher, LLTokenizer
 
 from . import log
-from .conversation import Format, ToolSpec, Turn
+from .conversation import Format, Thinking, ToolSpec, Turn, argument_types, resolved
 from .engine.base import Model
 from .errors import MiladError, invalid
 from .families.base import CallMarkup, Family
 
 # One spelling of JSON, so that a hot model can't wander off into white space for ever.
 _JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_LIMITS = dict(step_max_items=100_000, verbose_errors=False)
+# Most parser items of a step: at 30,000 the worst grammars tried take 50 ms for a mask, ordinary ones 0.02 ms.
+_LIMITS = dict(step_max_items=30_000, verbose_errors=False)
 _MAX_SCHEMA = 200_000               # bytes of one schema: beyond it compiling takes seconds
+_MAX_LENGTH = 2000                  # of a string in XML arguments: longer limits are not held
+_KEPT, _KEPT_BYTES = 16, 2_000_000  # compiled grammars: how many, of at most how many bytes of text each
 _TEXT = r"(.|\n)*"
+_END_VALUE = "</parameter>"
 
 
 class Grammar:
@@ -38,125 +45,204 @@ class Grammar:
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self._n_words = (model.info.n_vocab + 31) // 32
+        self._kept: OrderedDict[str, MaskConstraint] = OrderedDict()
+        self._problems: OrderedDict[str, str] = OrderedDict()
 
     def compile(self, turn: Turn, family: Family) -> "MaskConstraint | None":
         """None: nothing to hold the output to. MiladError (400) for a contract that can't be kept."""
-        think = _thinking(turn, family)
-        forced = turn.tool_choice.mode in ("required", "named") and bool(turn.tools)
-        if forced:
-            tools = [t for t in turn.tools if turn.tool_choice.mode == "required" or t.name == turn.tool_choice.name]
-            text = self._calls(turn, family, tools, think, free_text=False)
-            if text is None:
+        try:
+            return self._compile(turn, family)
+        except (ValueError, TypeError, RuntimeError, RecursionError) as e:     # the library's own words for what it can't take
+            raise invalid(_param(turn), f"the grammar can't be followed: {_first_line([str(e)])}") from None
+
+    def _compile(self, turn: Turn, family: Family) -> "MaskConstraint | None":
+        mode = turn.tool_choice.mode if turn.tools else "none"
+        if mode in ("required", "named"):
+            tools = [t for t in turn.tools if mode == "required" or t.name == turn.tool_choice.name]
+            if family.call_grammar(turn) is None:
                 raise invalid("tool_choice", f"calls of the {family.name} format can't be forced")
-            return self._constraint(text, "tool_choice")
+            try:
+                return self._constraint(self._forced(turn, family, tools), "tool_choice")
+            except MiladError as e:
+                return self._constraint(self._forced(turn, family, _relaxed(tools, e)), "tool_choice")
         if turn.format.kind != "text":
-            return self._constraint(self._format(turn.format, think), _format_param(turn))
-        if turn.tools and turn.tool_choice.mode == "auto":
-            text = self._calls(turn, family, list(turn.tools), (), free_text=True)
-            if text is not None:
-                try:
-                    return self._constraint(text, "tools")
-                except MiladError as e:      # in auto mode a grammar is a help, not a contract
-                    log.once(f"grammar {e.message[:80]}", "tool calls of this request are not constrained: %s", e.message)
+            return self._constraint(self._format(turn, family, mode == "auto"), _param(turn))
+        markup = family.call_grammar(turn) if mode == "auto" else None
+        if markup is None or not markup.trigger:
+            return None
+        tools = list(turn.tools)
+        try:
+            return self._constraint(self._free_text(markup, tools, turn.parallel_tool_calls), "")
+        except MiladError as e:
+            try:
+                return self._constraint(self._free_text(markup, _relaxed(tools, e), turn.parallel_tool_calls), "")
+            except MiladError as e:          # in auto mode a grammar is a help, not a contract
+                log.once(f"grammar {e.message[:80]}", "tool calls of this request are not constrained: %s", e.message)
         return None
 
     # -- grammars as text ---------------------------------------------------------------------------------------------
 
-    def _format(self, form: Format, think: tuple[str, ...]) -> str:
+    def _format(self, turn: Turn, family: Family, may_call: bool) -> str:
+        """The answer in its form after the thinking; where tools may be called, calls instead of it."""
+        form, param = turn.format, _param(turn)
+        rules: list[str] = []
+        start = self._think(turn, family, rules)
+        answer, inner = self._answer(form, param, rules)
+        if may_call:
+            called = self._calls(family.call_grammar(turn), list(turn.tools), turn.parallel_tool_calls, rules)
+            answer = [f"({' '.join(called)} | {' '.join(answer)})"]
+        text = _lark(start + answer, rules)
+        if inner is None:
+            return text
+        if not start and not may_call:
+            return inner
+        return json.dumps({"grammars": [{"lark_grammar": text}, {"name": "answer", "lark_grammar": inner}]})
+
+    def _answer(self, form: Format, param: str, rules: list[str]) -> tuple[list[str], str | None]:
+        """Terms of the answer, and the client's own grammar where they refer to it."""
         if form.kind in ("json_object", "json_schema"):
             schema = {"type": "object"} if form.kind == "json_object" else form.schema
             problem = self._schema_problem(schema)
             if problem:
-                raise invalid("response_format", f"the JSON schema can't be followed: {problem}")
-            return _lark(self._think(think) + ["%json " + _schema_text(schema, lenient=False)])
+                raise invalid(param, f"the JSON schema can't be followed: {problem}")
+            return ["%json " + _schema_text(schema, lenient=False)], None
         if form.kind == "regex":
-            body = "REGEX"
             # "dw": \d and \w are ASCII, as in JSON Schema and JavaScript
-            rules = [f"REGEX: /{llguidance.regex_to_lark(form.text, use_ascii='dw')}/"]
-            return _lark(self._think(think) + [body], rules)
+            rules.append(f"REGEX: /{llguidance.regex_to_lark(form.text, use_ascii='dw')}/")
+            return ["REGEX"], None
         text = form.text
         if form.kind == "gbnf":
             from llguidance.gbnf_to_lark import any_to_lark
             try:
                 text = any_to_lark(text)
             except Exception as e:           # its parser raises whatever it meets
-                raise invalid("grammar", f"the grammar is not GBNF: {str(e)[:200]}") from None
-        return text
+                raise invalid(param, f"the grammar is not GBNF: {str(e)[:200]}") from None
+        return ["@answer"], text
 
-    def _calls(self, turn: Turn, family: Family, tools: list[ToolSpec], think: tuple[str, ...], *,
-               free_text: bool) -> str | None:
-        markup = family.call_grammar(turn)
-        if markup is None or (free_text and not markup.trigger):
-            return None
+    def _forced(self, turn: Turn, family: Family, tools: list[ToolSpec]) -> str:
         rules: list[str] = []
+        parts = self._think(turn, family, rules)
+        return _lark(parts + self._calls(family.call_grammar(turn), tools, turn.parallel_tool_calls, rules), rules)
+
+    def _calls(self, markup: CallMarkup, tools: list[ToolSpec], more: bool, rules: list[str]) -> list[str]:
+        """One call or, with `more`, several."""
+        any_call = self._any_call(markup, tools, rules)
+        separator = self._spell(markup.separator) if markup.separator else []
+        body = [any_call] + ([f"({' '.join(separator + [any_call])})*"] if more else [])
+        if markup.array:
+            return self._spell(markup.begin) + ['"["', *body, '"]"'] + self._spell(markup.end)
+        return body
+
+    def _free_text(self, markup: CallMarkup, tools: list[ToolSpec], more: bool) -> str:
+        """Text as the model likes until the trigger; from there a call; then text again."""
+        rules: list[str] = []
+        any_call = self._any_call(markup, tools, rules, free_text=True)
+        times = "*" if more else "?"
+        trigger = " ".join(self._spell(markup.trigger))
+        if self._is_special(markup.trigger):
+            rules.append(f"tag: TEXT {trigger} {any_call}")
+        else:
+            rules += [f"opened[lazy]: TEXT {trigger}", f"tag: opened {any_call}"]
+        other = self._other_controls(markup.trigger)
+        if not other:
+            return _lark([f"tag{times} TEXT"], rules)
+        return _lark([f"{'(tag | other)*' if more else 'other* tag? other*'} TEXT"], [*rules, f"other: TEXT {other}"])
+
+    def _other_controls(self, trigger: str) -> str:
+        """The control tokens that may stand in free text (a [THINK], a <|python_tag|>) as one term; "" for none."""
+        model = self._model
+        ids = sorted({t for s, t in model.specials.items() if model.is_control(t) and t not in model.eog and s != trigger})
+        runs: list[list[int]] = []
+        for t in ids:
+            if runs and runs[-1][1] == t - 1:
+                runs[-1][1] = t
+            else:
+                runs.append([t, t])
+        return f"<[{','.join(f'{a}-{b}' if b > a else str(a) for a, b in runs)}]>" if runs else ""
+
+    def _any_call(self, markup: CallMarkup, tools: list[ToolSpec], rules: list[str], free_text: bool = False) -> str:
         names = []
         for i, tool in enumerate(tools):
             names.append(f"call_{i}")
-            rules.append(f"call_{i}: " + " ".join(self._call(markup, tool, free_text)))
-        any_call = "(" + " | ".join(names) + ")"
-        more = turn.parallel_tool_calls
-        if free_text:
-            return self._free_text(markup, any_call, rules, more)
-        separator = self._spell(markup.separator) if markup.separator else []
-        parts = self._think(think)
-        body = [any_call] + ([f"({' '.join(separator + [any_call])})*"] if more else [])
-        if markup.array:
-            parts += self._spell(markup.begin) + ['"["', *body, '"]"'] + self._spell(markup.end)
-        else:
-            parts += body
-        return _lark(parts, rules)
+            rules.append(f"call_{i}: " + " ".join(self._call(markup, tool, free_text, rules)))
+        return "(" + " | ".join(names) + ")"
 
-    def _call(self, markup: CallMarkup, tool: ToolSpec, free_text: bool) -> list[str]:
+    def _call(self, markup: CallMarkup, tool: ToolSpec, free_text: bool, rules: list[str]) -> list[str]:
         """One call of one tool: markup and, between, arguments that are valid against its schema."""
-        arguments = "%json " + _schema_text(self._tool_schema(tool))
         begin = [] if markup.array else self._spell(markup.begin)
         end = [] if markup.array else self._spell(markup.end)
         if free_text and begin:
             begin = self._spell(markup.begin[len(markup.trigger):])
-        if markup.style == "named":
-            return begin + self._spell(tool.name) + self._spell(markup.middle) + [arguments] + end
+        schema = self._tool_schema(tool)
         if markup.style == "xml":
-            return begin + self._xml(tool) + end
+            return begin + self._xml(tool.name, schema, rules) + end
+        arguments = "%json " + _schema_text(schema)
+        if markup.style == "named":
+            return begin + [_quoted(tool.name)] + self._spell(markup.middle) + [arguments] + end
         head = '{"name": ' + json.dumps(tool.name, ensure_ascii=False) + f', "{markup.args_key}": '
         if free_text and not markup.begin:
             head = head[len(markup.trigger):]
-        return begin + self._spell(head) + [arguments, '"}"'] + end
+        return begin + [_quoted(head), arguments, '"}"'] + end
 
-    def _free_text(self, markup: CallMarkup, any_call: str, rules: list[str], more: bool) -> str:
-        """Text as the model likes until the trigger; from there a call; then text again."""
-        times = "*" if more else "?"
-        trigger = " ".join(self._spell(markup.trigger))
-        if self._is_special(markup.trigger):
-            rules = [f"tag: TEXT {trigger} {any_call}", *rules]
-        else:
-            rules = [f"opened[lazy]: TEXT {trigger}", f"tag: opened {any_call}", *rules]
-        return _lark([f"tag{times} TEXT"], rules)
-
-    def _xml(self, tool: ToolSpec) -> list[str]:
+    def _xml(self, name: str, schema: Mapping[str, Any], rules: list[str]) -> list[str]:
         """<function=name> with one <parameter=x> per argument, required ones first, each in the schema's order."""
-        schema = self._tool_schema(tool)
-        properties = schema.get("properties") if isinstance(schema.get("properties"), dict) else {}
+        properties = schema.get("properties")
+        properties = properties if isinstance(properties, Mapping) else {}
         required = [n for n in schema.get("required", ()) if n in properties]
-        out = self._spell(f"<function={tool.name}>\n")
-        for name in [*required, *(n for n in properties if n not in required)]:
-            kind = properties[name].get("type") if isinstance(properties[name], dict) else None
-            if kind in ("integer", "number", "boolean", "object", "array"):
-                value = ["%json " + _schema_text({**properties[name], **{k: schema[k] for k in ("$defs", "definitions")
-                                                                         if k in schema}})] + self._spell("\n</parameter>\n")
-            else:
-                value = ["value"]           # text up to its closing tag
-            part = " ".join(self._spell(f"<parameter={name}>\n") + value)
-            out.append(part if name in required else f"({part})?")
-        return out + self._spell("</function>")
+        kinds = argument_types(schema)
+        out = [_quoted(f"<function={name}>\n")]
+        for key in [*required, *(n for n in properties if n not in required)]:
+            value = self._xml_value(schema, properties[key], kinds[key], rules)
+            part = " ".join([_quoted(f"<parameter={key}>\n"), *value, '"\\n"'])
+            out.append(part if key in required else f"({part})?")
+        return [*out, '"</function>"']
 
-    def _think(self, think: tuple[str, ...]) -> list[str]:
-        """(open, close) or (close,): the thinking that comes before what is constrained."""
-        if not think:
+    def _xml_value(self, root: Mapping[str, Any], schema: Any, kinds: frozenset[str], rules: list[str]) -> list[str]:
+        """A value and its closing tag: JSON where it can be no string, else text, which ends at the first tag that closes it."""
+        close = _quoted("\n" + _END_VALUE)
+        if kinds and "string" not in kinds:
+            inner = {**schema, **{k: root[k] for k in ("$defs", "definitions") if k in root}}
+            return ["value"] if self._schema_problem(inner, lenient=True) else ["%json " + _schema_text(inner), close]
+        schema = resolved(schema, root)
+        choices = [schema["const"]] if "const" in schema else schema.get("enum")
+        texts = [c for c in choices if isinstance(c, str) and _END_VALUE not in c
+                 and not ("null" in kinds and c.strip().lower() in ("null", "none"))] if isinstance(choices, (list, tuple)) else []
+        if texts:
+            return ["(" + " | ".join(map(_quoted, [*texts, *(["null"] if "null" in kinds else [])])) + ")", close]
+        pattern = self._text_pattern(schema) if kinds == {"string"} else ""
+        if not pattern:
+            return ["value"]
+        name = f"value_{len(rules)}"
+        rules += [f"{name.upper()}: {pattern} & ~/{_TEXT}<\\/parameter>{_TEXT}/", f"{name}[lazy]: {name.upper()} {close}"]
+        return [name]
+
+    def _text_pattern(self, schema: Mapping[str, Any]) -> str:
+        """A terminal for a string's length and its pattern where that is anchored at both ends; "": any text."""
+        def size(key: str) -> int | None:
+            n = schema.get(key)
+            return n if isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= _MAX_LENGTH else None
+
+        low, high = size("minLength"), size("maxLength")
+        terms = []
+        if low or high is not None:
+            terms.append(f"/(.|\\n){{{min(low or 0, high) if high is not None else low},{'' if high is None else high}}}/")
+        pattern = schema.get("pattern")
+        if isinstance(pattern, str) and len(pattern) <= _MAX_LENGTH and re.fullmatch(r"\^[^|]*[^\\|]\$", pattern):
+            term = f"/{llguidance.regex_to_lark(pattern[1:-1], use_ascii='dw')}/"
+            if not self._grammar_problem(f"start: P\nP: {term}\n"):
+                terms.append(term)
+        return " & ".join(terms)
+
+    def _think(self, turn: Turn, family: Family, rules: list[str]) -> list[str]:
+        """The thinking that comes before what is constrained; nothing where the family will not think."""
+        markup = _thinking(turn, family)
+        if not markup:
             return []
-        *opening, close = think
+        *opening, close = markup
         start = [p for o in opening for p in self._spell(o)]
         if self._is_special(close):
             return start + ["TEXT"] + self._spell(close) + ["GAP"]
+        rules.append(f"thought[lazy]: TEXT {_quoted(close)}")
         return start + ["thought", "GAP"]
 
     # -- pieces -------------------------------------------------------------------------------------------------------
@@ -170,9 +256,9 @@ class Grammar:
             return []
         specials = [s for s in self._model.specials if s and s in text]
         if not specials:
-            return [json.dumps(text, ensure_ascii=False)]
+            return [_quoted(text)]
         pattern = "(" + "|".join(re.escape(s) for s in sorted(specials, key=len, reverse=True)) + ")"
-        return [f"<[{self._model.specials[p]}]>" if p in self._model.specials else json.dumps(p, ensure_ascii=False)
+        return [f"<[{self._model.specials[p]}]>" if p in self._model.specials else _quoted(p)
                 for p in re.split(pattern, text) if p]
 
     def _tool_schema(self, tool: ToolSpec) -> dict[str, Any]:
@@ -200,24 +286,54 @@ class Grammar:
             return str(e)[:200]
         if len(text) > _MAX_SCHEMA:
             return f"it is longer than {_MAX_SCHEMA} bytes"
-        bad, messages = LLMatcher.validate_grammar_with_warnings(_lark(["%json " + text]), None,
+        return self._grammar_problem(_lark(["%json " + text]))
+
+    def _grammar_problem(self, text: str) -> str:
+        with self._lock:
+            known = self._problems.get(text)
+        if known is not None:
+            return known
+        bad, messages = LLMatcher.validate_grammar_with_warnings(llguidance.grammar_from("lark", text), None,
                                                                  limits=llguidance.LLParserLimits(**_LIMITS))
-        return _first_line(messages) if bad else ""
+        problem = _first_line(messages) if bad else ""
+        self._keep(self._problems, text, problem, 16 * _KEPT)
+        return problem
+
+    def _keep(self, kept: OrderedDict[str, Any], text: str, value: Any, most: int) -> None:
+        if len(text) > _KEPT_BYTES // 8:
+            return
+        with self._lock:
+            kept[text] = value
+            kept.move_to_end(text)
+            while len(kept) > most or sum(map(len, kept)) > _KEPT_BYTES:
+                kept.popitem(last=False)
 
     def _constraint(self, text: str, param: str) -> "MaskConstraint":
-        matcher = LLMatcher(self._llguidance(), llguidance.grammar_from("lark", text), log_level=0,
-                            limits=llguidance.LLParserLimits(**_LIMITS))
-        if matcher.is_error():
-            raise invalid(param, f"the grammar can't be followed: {_first_line([matcher.get_error()])}")
-        return MaskConstraint(matcher, self._n_words)
+        """`text`: Lark, or llguidance's JSON. param: whose contract it is; "": a help, given up where it hits a limit."""
+        with self._lock:
+            known = self._kept.get(text)
+            if known is not None:
+                self._kept.move_to_end(text)
+        if known is not None:
+            return known.copy(param)
+        matcher = LLMatcher(self._llguidance(), text if text.startswith('{"grammars"') else llguidance.grammar_from("lark", text),
+                            log_level=0, limits=llguidance.LLParserLimits(**_LIMITS))
+        made = MaskConstraint(matcher, self._n_words, param)
+        problem = made.prepare(self._model)
+        if problem:
+            raise invalid(param, f"the grammar can't be followed: {problem}")
+        self._keep(self._kept, text, made, _KEPT)
+        return made.copy(param)
 
     def _llguidance(self) -> LLTokenizer:
-        """The vocabulary in llguidance's form; made at first use (about 0.1 s for 49,152 tokens)."""
+        """The vocabulary in llguidance's form; made at first use (0.3 s for 49,152 tokens), in two calls, since each of them
+        keeps the GIL (45 and 70 ms)."""
         with self._lock:
             if self._tokenizer is None:
                 wrapper = llguidance.TokenizerWrapper(_Vocabulary(self._model))
-                self._tokenizer = LLTokenizer(wrapper, n_vocab=self._model.info.n_vocab,
-                                              eos_token=sorted(self._model.eog) or [self._model.info.eos])
+                bare = LLTokenizer(wrapper, n_vocab=self._model.info.n_vocab, slices=[],
+                                   eos_token=sorted(self._model.eog) or [self._model.info.eos])
+                self._tokenizer = bare.with_slices(LLTokenizer.general_slices())
             return self._tokenizer
 
 
@@ -236,36 +352,66 @@ class _Vocabulary:
 
 
 class MaskConstraint:
-    """One sequence's way through a grammar (engine.base.Constraint)."""
+    """One sequence's way through a grammar (engine.base.Constraint). Tokens that its mask forbids must not be accepted."""
 
-    def __init__(self, matcher: LLMatcher, n_words: int) -> None:
+    def __init__(self, matcher: LLMatcher, n_words: int, param: str, first: bytes | None = None) -> None:
         self._matcher = matcher
-        self._n_bytes = n_words * 4
+        self._n_words = n_words
+        self._param = param
+        self._next = first                  # the next mask, where it is known
+
+    def prepare(self, model: Model) -> str:
+        """Computes the first mask and looks behind what the grammar forces at its start. Returns the problem, "" for none."""
+        if not self._matcher.is_error():
+            self._next = self._matcher.compute_bitmask()[:self._n_words * 4]
+        if not self._matcher.is_error():
+            ahead = self._matcher.deep_copy()
+            forced = ahead.compute_ff_bytes()
+            if forced and ahead.try_consume_tokens(model.tokenize(forced)):
+                ahead.compute_bitmask()
+            if ahead.is_error():
+                return _first_line([ahead.get_error()])
+        return _first_line([self._matcher.get_error()]) if self._matcher.is_error() else ""
 
     def mask(self) -> bytes | None:
-        """The allowed next tokens. A matcher in error (a resource limit) lets everything through, logged once."""
-        if self._matcher.is_error():
-            log.once("grammar error", "a grammar hit a limit and no longer holds: %s",
-                     _first_line([self._matcher.get_error()]))
-            return None
-        return self._matcher.compute_bitmask()[:self._n_bytes]
+        """The allowed next tokens. Over a limit: MiladError where the client was promised the form, else all are allowed."""
+        if self._next is None:
+            self._next = self._matcher.compute_bitmask()[:self._n_words * 4]
+        if not self._matcher.is_error():
+            return self._next
+        problem = _first_line([self._matcher.get_error()])
+        if self._param:
+            raise invalid(self._param, f"the grammar became too complex to follow: {problem}")
+        log.once("grammar error", "a grammar of tool calls hit a limit and no longer holds: %s", problem)
+        return None
 
     def accept(self, token: int) -> None:
+        self._next = None
         if not self._matcher.is_stopped():
             self._matcher.consume_token(token)
 
-    def copy(self) -> "MaskConstraint":
-        return MaskConstraint(self._matcher.deep_copy(), self._n_bytes // 4)
+    def copy(self, param: str | None = None) -> "MaskConstraint":
+        return MaskConstraint(self._matcher.deep_copy(), self._n_words, self._param if param is None else param, self._next)
 
 
 def _lark(parts: Iterable[str], rules: Iterable[str] = ()) -> str:
     """A grammar of these terms, with the shared rules that they name."""
     lines = ["%llguidance {}", "start: " + " ".join(parts), *rules]
-    for name, rule in (("thought", 'thought[lazy]: TEXT "</think>"'), ("value", 'value[lazy]: TEXT "\\n</parameter>\\n"'),
-                       ("GAP", r"GAP: /\n{0,2}/"), ("TEXT", f"TEXT: /{_TEXT}/")):
+    for name, rule in (("value", f"value[lazy]: TEXT {_quoted(_END_VALUE)}"), ("GAP", r"GAP: /\n{0,2}/"), ("TEXT", f"TEXT: /{_TEXT}/")):
         if any(re.search(rf"(?<![\w\"]){name}(?![\w\"])", line) for line in lines):
             lines.append(rule)
     return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """A string as Lark writes it."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _relaxed(tools: list[ToolSpec], why: MiladError) -> list[ToolSpec]:
+    """The tools with any object for arguments: together their schemas are too much."""
+    log.once(f"tools relaxed {why.message[:60]}", "the schemas of %d tools are relaxed: %s", len(tools), why.message)
+    return [t if t.custom else replace(t, parameters={"type": "object"}) for t in tools]
 
 
 def _schema_text(schema: Any, lenient: bool = True) -> str:
@@ -274,7 +420,8 @@ def _schema_text(schema: Any, lenient: bool = True) -> str:
     return json.dumps(schema, allow_nan=False)
 
 
-def _format_param(turn: Turn) -> str:
+def _param(turn: Turn) -> str:
+    """Where the client wrote the form of its answer."""
     return {"responses": "text.format", "messages": "output_config.format"}.get(turn.api, "response_format")
 
 
@@ -282,7 +429,11 @@ def _thinking(turn: Turn, family: Family) -> tuple[str, ...]:
     """What the family writes around its thinking, where it will think: (open, close), or (close,) where the prompt opens it."""
     if not family.thinks or turn.thinking is False or turn.prompt is not None:
         return ()
-    return tuple(getattr(family, "thinking_markup", ("<think>", "</think>")))
+    markup = tuple(getattr(family, "thinking_markup", ("<think>", "</think>")))
+    if turn.prefill:                        # the answer has begun already, or its thinking has
+        parts = turn.messages[-1].parts if turn.messages else ()
+        return markup[-1:] if parts and isinstance(parts[-1], Thinking) else ()
+    return markup
 
 
 def _first_line(messages: Iterable[str]) -> str:

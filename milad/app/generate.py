@@ -71,11 +71,11 @@ def _large(work: Callable[[], T]) -> T:
             raise e.with_traceback(None)
 
 
-async def off_loop(exchange: Exchange, work: Callable[[], T], reads_disk: bool = False) -> T:
-    """`work`, in a thread where the disk, or a body that is large, would hold other streams up."""
+async def off_loop(exchange: Exchange, work: Callable[[], T], slow: bool = False) -> T:
+    """`work`, in a thread where it is `slow` (the disk, a grammar) or the body is large and would hold other streams up."""
     if len(exchange.body) > OFF_LOOP_BYTES or exchange.request and exchange.request.get("content-encoding"):
         return await asyncio.to_thread(_large, work)
-    return await asyncio.to_thread(work) if reads_disk else work()
+    return await asyncio.to_thread(work) if slow else work()
 
 
 def new_id(prefix: str) -> str:
@@ -110,13 +110,18 @@ async def generate(app: "App", exchange: Exchange, protocol: Protocol, *, parse:
     told."""
     served = app.ready()
 
-    def prepare() -> tuple[Turn, list[Any]]:
+    def parsed() -> Turn:
         turn = (parse or protocol.parse)(read_json(app, exchange))
         check_model(app, served, turn.model)
-        turns = [replace(turn, prompt=p, prompts=()) for p in turn.prompts] or [turn]
-        return turn, [served.runner.prepare(t, path=path_of(exchange), client=exchange.client) for t in turns]
+        return turn
 
-    turn, prepared = await off_loop(exchange, prepare, parse is not None)
+    def prepare() -> list[Any]:
+        turns = [replace(turn, prompt=p, prompts=()) for p in turn.prompts] or [turn]
+        return [served.runner.prepare(t, path=path_of(exchange), client=exchange.client) for t in turns]
+
+    turn = await off_loop(exchange, parsed, parse is not None)
+    # a small schema or regex can take a second to compile
+    prepared = await off_loop(exchange, prepare, bool(turn.tools) or turn.format.kind != "text")
     exchange.body = b""                      # generations last; what was parsed need not
     ident = Ident(new_id(protocol.id_prefix), int(time.time()), served.id, new_id, served.runner.n_ctx)
     encoder = protocol.encoder(turn, ident)

@@ -18,7 +18,7 @@ import json
 from dataclasses import dataclass
 from typing import AbstractSet, Any, Callable, Mapping, Sequence
 
-from ..conversation import Message, ToolCall, ToolSpec, Turn
+from ..conversation import Message, ToolCall, ToolSpec, Turn, argument_types
 from .base import CallMarkup, Parser, Segment
 from .chatml import END, SOFT, STOPS, close_turn, open_turn, whole_turn
 from .page import Page, calls, flatten, result_text, runs, split_system, tojson
@@ -203,7 +203,7 @@ class XmlCall:
         if not self._parser.begin(name):
             return self._fail(c)
         self._open = True
-        self._types = schema_types(self._parser.tools[name].parameters)
+        self._types = argument_types(self._parser.tools[name].parameters)
         self._word, self._step = "", self._between
         return MORE
 
@@ -235,7 +235,7 @@ class XmlCall:
             self._word += c
             return MORE if c not in "<\n" and len(self._word) <= MAX_NAME else self._fail("<parameter=" + self._word)
         key = self._word.strip(SPACE).strip("\"'")
-        self._kinds = self._types.get(key, frozenset(("string",)))
+        self._kinds = self._types.get(key) or frozenset(("string",))
         self._streams = "string" in self._kinds and "null" not in self._kinds
         self._marks = Markers(("\n</parameter>", "</parameter>"))
         self._value = []
@@ -259,30 +259,6 @@ class XmlCall:
             self._parser.arguments('"' if self._streams else as_json("".join(self._value), self._kinds))
             self._step = self._between
         return MORE
-
-
-def schema_types(parameters: Any) -> dict[str, frozenset[str]]:
-    """Parameter -> the JSON types that its schema allows; {"string"} where it names none."""
-    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-    if not isinstance(properties, Mapping):
-        return {}
-    return {key: frozenset(_types(schema, 0)) or frozenset(("string",)) for key, schema in properties.items()}
-
-
-def _types(schema: Any, depth: int) -> set[str]:
-    if not isinstance(schema, Mapping) or depth > 8:
-        return set()
-    kind = schema.get("type")
-    found = {kind} if isinstance(kind, str) else {k for k in kind if isinstance(k, str)} if isinstance(kind, (list, tuple)) else set()
-    for branch in ("anyOf", "oneOf", "allOf"):
-        options = schema.get(branch)
-        if isinstance(options, (list, tuple)):
-            for option in options:
-                found |= _types(option, depth + 1)
-    if not found and isinstance(schema.get("enum"), (list, tuple)):
-        names = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
-        found = {names[type(v)] for v in schema["enum"] if type(v) in names}
-    return found
 
 
 def as_json(text: str, kinds: AbstractSet[str]) -> str:
