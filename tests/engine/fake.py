@@ -80,6 +80,7 @@ class FakeContext:
         self.fault_rate = self.interrupt_rate = self.write_fault_rate = 0.0
         self.random = random.Random(0)
         self.interrupted = False
+        self.n_ctx = 1 << 30            # of the requests: no row may stand beyond
 
     def step(self, batch: Batch) -> list[Output]:
         rows = [tuple(batch.rows[i:i + 4]) for i in range(0, len(batch.rows), 4)]
@@ -99,6 +100,7 @@ class FakeContext:
             assert position == last.get(sequence, position - 1) + 1, "a gap between rows"
             assert sequence in last or sequence not in seen, "rows of one sequence stand together"
             last[sequence] = position
+            assert position < self.n_ctx
             seen.append(sequence)
             block = batch.tables[sequence][position // BLOCK]
             assert owners[block] == 1, "a row writes a shared block"

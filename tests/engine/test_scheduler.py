@@ -30,7 +30,7 @@ class Bench:
                  speculate: bool = False, pace: Pace | None = None, tier: Any = None) -> None:
         pace = pace or Pace()
         self.context = FakeContext(n_blocks, max_rows)
-        self.n_ctx = n_ctx
+        self.n_ctx = self.context.n_ctx = n_ctx
         self.scheduler = Scheduler(Blocks(n_blocks, cache=cache), n_ctx=n_ctx, parallel=parallel, max_rows=max_rows,
                                    token_bytes=FakeModel().token_bytes, copy=self.context.kv_copy, pace=pace,
                                    speculate=Speculator(pace) if speculate else None, tier=tier,
@@ -228,6 +228,43 @@ def test_one_client_does_not_starve_another() -> None:
     b.run()
     for seq in (*many, one):
         b.assert_right(seq)
+
+
+def ended_in_order(b: Bench, seqs: list[Sequence]) -> list[Sequence]:
+    order: list[Sequence] = []
+    while b.step():
+        order += [s for s in seqs if s.state == ENDED and s not in order]
+    return order
+
+
+def test_clients_take_turns() -> None:
+    b = Bench(parallel=1)
+    first = [b.add(prompt(i, 30), 5, client="first", seed=i) for i in range(3)]
+    second = [b.add(prompt(9 + i, 30), 5, client="second", seed=i) for i in range(3)]
+    assert ended_in_order(b, first + second) == [s for pair in zip(first, second) for s in pair]
+
+
+def test_who_runs_less_comes_first() -> None:
+    b = Bench(parallel=2)
+    never = frozenset[int]()
+    long = b.add(prompt(1, 30), 100, client="busy", stop_ids=never)
+    short = b.add(prompt(2, 30), 5, client="other", stop_ids=never)
+    b.step()
+    waiting = [b.add(prompt(3 + i, 30), 5, client=c, stop_ids=never) for i, c in enumerate(("busy", "other", "other"))]
+    order = ended_in_order(b, [long, short, *waiting])
+    assert order == [short, waiting[1], waiting[2], waiting[0], long]
+
+
+def test_a_prompt_loses_its_blocks_to_a_running_stream_in_the_plan_itself() -> None:
+    b = Bench(n_blocks=13, n_ctx=400, parallel=2, max_rows=4)
+    old = b.add(prompt(1, 31), 120, stop_ids=frozenset())
+    while old.n_output < 1:
+        b.step()
+    young = b.add(prompt(2, 345), 5, seed=1, stop_ids=frozenset())      # 11 blocks beside old's one: one is left
+    b.run()
+    assert b.scheduler.places.n_preempted
+    b.assert_right(old)
+    b.assert_right(young)
 
 
 def test_fifo_within_a_client() -> None:
@@ -480,6 +517,17 @@ def test_drafts_change_nothing_but_the_number_of_steps() -> None:
         n_steps[speculate] = b.context.n_steps
     assert b.scheduler.n_accepted > 0.3 * b.scheduler.n_drafted > 100
     assert n_steps[True] < 0.8 * n_steps[False]
+
+
+def test_drafted_tokens_are_cached_like_others() -> None:
+    b = Bench(speculate=True)
+    first = b.add([5, 6, 7, 8, 9] * 6, 150, seed=2, stop_ids=frozenset())
+    b.run()
+    assert b.scheduler.n_accepted
+    again = b.add(list(first.tokens) + [3, 4], 5)
+    b.run()
+    b.assert_right(again)
+    assert b.done(again).n_cached == len(first.tokens) - 1
 
 
 def test_drafts_end_with_the_turn_and_the_limits() -> None:

@@ -57,7 +57,9 @@ def schedule(seed: int) -> None:
     for seq in seqs:
         seq.paused = False
     b.run()
-    while tier is not None and b.scheduler.n_live:
+    for _ in range(10_000):
+        if tier is None or not b.scheduler.n_live:
+            break
         tier.work()
         b.run()
     assert b.scheduler.n_live == 0 and b.scheduler.blocks.n_available == b.scheduler.blocks.n_blocks
