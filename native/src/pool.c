@@ -35,7 +35,7 @@ enum {
     MAX_THREADS = 256,
     SPIN_IDLE = 4000,       /* pauses of an idle worker before it sleeps */
     SPIN_STALL = 3000,      /* pauses of the leader between looks at whom it waits for */
-    WINDOW_NS = 4000000,    /* how often the leader looks at its own share of a core */
+    WINDOW_NS = 4000000,    /* least time over which the leader looks at its own share of a core */
     ALONE_MIN_NS = 5000000,
     ALONE_MAX_NS = 200000000
 };
@@ -63,7 +63,8 @@ struct pool {
     atomic_uint active[MAX_THREADS]; /* 0: left out, sleeps on this word */
     int32_t n_threads;
     pid_t owner;
-    int64_t window_wall, window_cpu, window_idle, left_at;
+    int64_t window_wall, window_cpu;
+    uint32_t n_stages;
     int32_t n_left_out;
     core_list cores;
     pool_thread *t;
@@ -298,21 +299,20 @@ static void let_back(pool *p)
     }
 }
 
-/* The leader's share of a core since the window began; time between stages does not count. */
-static void look_at_share(pool *p, int64_t now)
+/* The leader's share of a core since the window began. A window in which the workers fell asleep held a pause between steps
+ * and is dropped (publish). Called every few stages: the clocks cost as much as a small stage. */
+static void look_at_share(pool *p)
 {
-    if (p->window_wall == 0) {
-        p->window_wall = now;
-        p->window_cpu = clock_ns(CLOCK_THREAD_CPUTIME_ID);
-        p->window_idle = 0;
+    const int64_t now = clock_ns(CLOCK_MONOTONIC), wall = now - p->window_wall;
+    if (p->window_wall != 0 && wall < WINDOW_NS)
         return;
-    }
-    int64_t wall = now - p->window_wall - p->window_idle;
-    if (now - p->window_wall < WINDOW_NS)
+    const int64_t cpu_now = clock_ns(CLOCK_THREAD_CPUTIME_ID), cpu = cpu_now - p->window_cpu;
+    const bool whole = p->window_wall != 0;
+    p->window_wall = now;
+    p->window_cpu = cpu_now;
+    if (!whole)
         return;
-    int64_t cpu = clock_ns(CLOCK_THREAD_CPUTIME_ID) - p->window_cpu;
-    p->window_wall = 0;
-    if (wall > WINDOW_NS / 4 && cpu * 100 < wall * 85) {
+    if (cpu * 100 < wall * 85) {
         for (int32_t i = p->n_threads - 1; i > 0; i--) {
             if (atomic_load_explicit(&p->active[i], memory_order_relaxed)) {
                 leave_out(p, i, now);
@@ -376,6 +376,7 @@ static void publish(pool *p, int32_t n_chunks, unsigned tag)
     }
     atomic_store(&p->stage, tag);
     if (atomic_load(&p->sleepers) > 0) {
+        p->window_wall = 0;
         int32_t here = sched_getcpu();
         for (int32_t i = 1; i < p->n_threads; i++)
             if (p->t[i].core == here) {
@@ -400,10 +401,8 @@ void pool_run(pool *p, int32_t n_items, int32_t grain, pool_fn fn, void *arg)
         fn(arg, 0, n_items, 0);
         return;
     }
-    int64_t now = clock_ns(CLOCK_MONOTONIC);
-    if (p->window_wall)
-        p->window_idle += now - p->left_at;
-    look_at_share(p, now);
+    if (++p->n_stages % 16 == 0)
+        look_at_share(p);
     atomic_store_explicit(&p->fn, fn, memory_order_relaxed);
     atomic_store_explicit(&p->arg, arg, memory_order_relaxed);
     atomic_store_explicit(&p->n_items, n_items, memory_order_relaxed);
@@ -412,5 +411,4 @@ void pool_run(pool *p, int32_t n_items, int32_t grain, pool_fn fn, void *arg)
     publish(p, n_chunks, tag);
     work(p, 0, tag);
     wait_done(p, n_chunks);
-    p->left_at = clock_ns(CLOCK_MONOTONIC);
 }
