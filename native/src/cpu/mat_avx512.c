@@ -182,8 +182,11 @@ static void quantise(const float *x, int64_t n_in, int64_t n_blocks, int32_t nt,
         }
         const vi i0 = _mm512_cvtps_epi32(_mm512_mul_ps(v0, _mm512_set1_ps(inverse)));
         const vi i1 = _mm512_cvtps_epi32(_mm512_mul_ps(v1, _mm512_set1_ps(inverse)));
-        const int32_t s0 = _mm512_reduce_add_epi32(i0), s1 = _mm512_reduce_add_epi32(i1);
         const __m256i q = _mm256_set_m128i(_mm512_cvtepi32_epi8(i1), _mm512_cvtepi32_epi8(i0));
+        __m256i sums = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), q); /* four of each half */
+        sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0x4e));
+        sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0xb1));
+        const int32_t s0 = _mm256_extract_epi32(sums, 0), s1 = _mm256_extract_epi32(sums, 4);
         if (nt == 1) {
             _mm256_storeu_si256((__m256i *)q8, q);
         } else {
