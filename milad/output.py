@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import log
+from .conversation import Message, Text, Thinking, ToolCall
 from .engine.base import Admitted, Done, Fault, Item, Prefill, Scored, Token
+from .engine.remember import fingerprint
 from .errors import MiladError
-from .events import (BlockEnd, BlockStart, Delta, Event, Failure, Finish, Progress, Started, TokenLogprob, Usage)
+from .events import BlockEnd, BlockStart, Delta, Event, Failure, Finish, Fold, Progress, Started, TokenLogprob, Usage
 from .textstream import StopFilter, Utf8Joiner
 
 if TYPE_CHECKING:
@@ -37,6 +39,9 @@ class Output:
         self._n_output = 0
         self._n_reasoning = 0
         self._calls = 0
+        # clients write a call's JSON anew when they send it back: its turn is then known by what it says (engine.remember)
+        self._remember = runner.remember if turn.tools and not turn.prefill and turn.n == 1 else None
+        self._fold = Fold()
         self._usage = Usage(input_tokens=len(prepared.tokens))
         self._open_raw = False
         self._echo_due = False                          # once the prompt's scores are all here
@@ -45,6 +50,23 @@ class Output:
 
     def take(self, items: list[Item]) -> list[Event]:
         out: list[Event] = []
+        self._take(items, out)
+        if self._remember is not None:
+            for event in out:
+                self._fold.take(event)
+            if self.finished and self._calls and not self.cut:
+                self._tag()
+        return out
+
+    def _tag(self) -> None:
+        """Tells the memory what this generation means."""
+        parts = {"text": lambda b: Text(b.text), "thinking": lambda b: Thinking(b.text),
+                 "tool_call": lambda b: ToolCall(b.id, b.name, b.text)}
+        message = Message("assistant", tuple(parts[b.kind](b) for b in self._fold.blocks))
+        index = sum(m.role == "assistant" for m in self._turn.messages)
+        self._remember.tag(self._prepared.tokens, index, fingerprint(message))
+
+    def _take(self, items: list[Item], out: list[Event]) -> None:
         for item in items:
             if self.finished:
                 break
@@ -66,7 +88,6 @@ class Output:
             elif isinstance(item, Fault):
                 out.append(Failure(_as_error(item.error)))
                 self.finished = True
-        return out
 
     # -- tokens -------------------------------------------------------------------------------------------------------
 

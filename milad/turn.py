@@ -16,6 +16,7 @@ from typing import Any, AsyncIterator, Callable, Iterable, Mapping, Protocol as 
 
 from . import log
 from .conversation import Message, ToolChoice, ToolSpec, Turn
+from .engine.remember import fingerprint
 from .engine.base import Admitted, Constraint, Done, Fault, Item, Model, Prefill, Request, SamplerArgs
 from .errors import ContextOverflow, MiladError, invalid
 from .events import Event, Failure, Progress, Started, Usage
@@ -129,7 +130,10 @@ class Runner:
     def tokens(self, turn: Turn) -> list[int]:
         if turn.prompt is not None:
             return self._infill(turn) if turn.suffix else self._raw(turn.prompt)
-        return self._tokenize(self.segments(turn))
+        tokens = self._tokenize(self.segments(turn))
+        if self.remember is None:
+            return tokens
+        return self.remember.splice(tokens, [fingerprint(m) for m in turn.messages if m.role == "assistant"])
 
     def segments(self, turn: Turn) -> list[Segment]:
         if self.defaults.template_date == "today" and not turn.date:
@@ -192,7 +196,7 @@ class Runner:
                 tokens.append(specials[text])
             elif text:
                 tokens += self._words(text)
-        return self.remember.splice(tokens) if self.remember is not None else tokens
+        return tokens
 
     def _words(self, text: str) -> list[int]:
         """Text's tokens. The core finds user-defined tokens in any text; those that are markup are cut in two before it looks."""
