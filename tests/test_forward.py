@@ -121,7 +121,7 @@ def test_batch_invariance_of_instruction_sets(isa: str, weight_type: str, librar
 @pytest.mark.parametrize("options", [
     dict(arch="qwen2", seed=1), dict(arch="qwen3", head_dim=32, seed=2), dict(rope="llama3", tied=False, seed=3),
     dict(n_head=7, n_head_kv=1, head_dim=20, seed=4)], ids=lambda o: o.get("arch", "llama"))
-@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "bf16"])
 def test_batch_invariance_of_architectures(options: dict[str, Any], kv_type: str, library: Path, tiny: Callable[..., Path]) -> None:
     check_ways(tiny(n_ctx=1024, **options), 300, kv_type)
 
@@ -265,7 +265,7 @@ def test_refuses_blocks(small: Any, call: Callable[[Any], Any]) -> None:
     context.close()
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "f32"])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "f32", "bf16"])
 def test_block_round_trip(small: Any, kv_type: str) -> None:
     context = small.context(n_blocks=4, kv_type=kv_type)
     data = np.random.default_rng(2).integers(0, 255, context.block_bytes, dtype=np.uint8).tobytes()

@@ -60,7 +60,7 @@ def smollm(library: Path, default_model: Path) -> Any:
     model.close()
 
 
-@pytest.mark.parametrize("kv_type,mean_limit", [("f16", 0.08), ("q8_0", 0.1)])
+@pytest.mark.parametrize("kv_type,mean_limit", [("f16", 0.08), ("bf16", 0.08), ("q8_0", 0.1)])
 def test_llama_cpp_teacher_forced(smollm: Any, kv_type: str, mean_limit: float) -> None:
     oracle = json.loads((DATA / "smollm2-q4_1.json").read_text())
     differences, wrong, clear = [], [], 0
@@ -82,10 +82,11 @@ def test_llama_cpp_teacher_forced(smollm: Any, kv_type: str, mean_limit: float) 
     assert sum(differences) / len(differences) <= mean_limit, max(differences)
 
 
-def test_llama_cpp_perplexity(smollm: Any) -> None:
+@pytest.mark.parametrize("kv_type", ["f16", "bf16"])
+def test_llama_cpp_perplexity(smollm: Any, kv_type: str) -> None:
     """As llama.cpp's llama-perplexity: chunks of 2048 tokens, each scored on its second half; 14.18 there."""
     tokens = smollm.tokenize((DATA / "perplexity.txt").read_bytes())
-    context = smollm.context(n_blocks=2048 // BLOCK, n_threads=2)
+    context = smollm.context(n_blocks=2048 // BLOCK, n_threads=2, kv_type=kv_type)
     total, n = 0.0, 0
     for begin in range(0, len(tokens) // 2048 * 2048, 2048):
         chunk = tokens[begin:begin + 2048]
