@@ -234,7 +234,7 @@ IGNORED_ENV = {
     "MILA_DEVICE_INDEX": "milad chooses by itself",
 }
 # MILAD_ variables that are no options.
-OTHER_ENV = {"MILAD_LIBRARY", "MILAD_API_KEY", "MILAD_URL", "MILAD_TEST_CACHE"}
+OTHER_ENV = {"MILAD_LIBRARY", "MILAD_API_KEY", "MILAD_URL", "MILAD_TEST_CACHE", "MILAD_TEST_ZIPAPP"}
 
 
 def from_environment(env: Mapping[str, str]) -> list[tuple[str, dict[str, str]]]:

@@ -22,11 +22,10 @@ def add(parser: argparse.ArgumentParser, names: Iterable[str] | None = None) -> 
         if option.kind == "bool":
             group.add_argument(option.flag, dest=f"opt_{option.name}", default=None, help=text,
                                action=argparse.BooleanOptionalAction)
-        elif option.kind == "list":
-            group.add_argument(option.flag, dest=f"opt_{option.name}", action="append", metavar=option.metavar, help=text)
         else:
             metavar = "{" + ",".join(option.choices) + "}" if option.choices else option.metavar or option.kind.upper()
-            group.add_argument(option.flag, dest=f"opt_{option.name}", metavar=metavar, help=text)
+            group.add_argument(option.flag, dest=f"opt_{option.name}", metavar=metavar, help=text,
+                               action="append" if option.kind == "list" else "store")
 
 
 def default_text(option: options.Option) -> str:
