@@ -187,6 +187,7 @@ static void append_bf16(const kv *c, const ops *o, uint8_t *page, int32_t slot, 
         o->bf16_from_f32(half, v + d, n);
         for (int32_t i = 0; i < n; i++) values[(size_t)(d + i) * 2] = half[i];
     }
+    if (c->head_dim % 2) keys[(size_t)(c->head_dim / 2) * T * 2 + 1] = 0; /* multiplied by zero, which NaN survives */
 }
 
 void kv_append(kv *c, const ops *o, int32_t layer, int32_t block, int32_t slot, const float *k, const float *v) {
