@@ -73,7 +73,8 @@ class Recorder:
         self._connections: list[_Connection] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
 
     def _accept(self) -> None:
         while True:
@@ -107,6 +108,9 @@ class Recorder:
                     pass
 
     def close(self) -> None:
+        """Ends the accepting thread before its descriptor is free for another: it would accept there."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(5)
         self._listener.close()
 
     def exchanges(self) -> list[Exchange]:

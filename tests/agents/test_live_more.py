@@ -4,7 +4,6 @@ tools at once, side requests, the next turn's prompt cache."""
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from typing import Any
@@ -62,7 +61,7 @@ def test_ctrl_c_ends_the_sequence(place: Any, name: str) -> None:
             time.sleep(1)
         here.server.process.send_signal(signal.SIGUSR1)
         time.sleep(0.5)
-        assert re.search(r"state: .*\b0 (running|active)", here.server.log) or "running: 0" in here.server.log, here.server.log[-1500:]
+        assert "state: busy False" in here.server.log, here.server.log[-1500:]
     finally:
         try:
             os.killpg(process.pid, signal.SIGKILL)
@@ -108,7 +107,7 @@ def test_codex_compacts_before_it_overflows(place: Any) -> None:
                 {"output": call(("exec_command", {"cmd": "cat note.txt"})), "when": {"tools": True, "last": "line 699"}},
                 {"output": "GIST-MARK: the file was read. DONE-DONE."}]
 
-    here = place("codex", script, ("--ctx", "18000"))
+    here = place("codex", script, ("--ctx", "17000"))
     run = here.run("what is in the big file?")
     settled(run, here.server.log)
     assert any("GIST-MARK" in x.body.decode() for x in run.generations), [x.usage() for x in run.generations]
