@@ -31,6 +31,7 @@ _JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": 
 # Most parser items of a step: at 30,000 the worst grammars tried take 50 ms for a mask, ordinary ones 0.02 ms.
 _LIMITS = dict(step_max_items=30_000, verbose_errors=False)
 _MAX_SCHEMA = 200_000               # bytes of one schema: beyond it compiling takes seconds
+_LARGE = 10_000                     # bytes of a schema that is tried out before it joins others
 _MAX_LENGTH = 2000                  # of a string in XML arguments: longer limits are not held
 _KEPT, _KEPT_BYTES = 16, 2_000_000  # compiled grammars: how many, of at most how many bytes of text each
 _TEXT = r"(.|\n)*"
@@ -179,10 +180,11 @@ class Grammar:
         arguments = "%json " + _schema_text(schema)
         if markup.style == "named":
             return begin + [_quoted(tool.name)] + self._spell(markup.middle) + [arguments] + end
-        head = '{"name": ' + json.dumps(tool.name, ensure_ascii=False) + f', "{markup.args_key}": '
+        # one term per JSON token, as in a schema's own terms: an answer that begins alike ({"name": ...) stays possible beside it
+        head = ["{", '"name"', ": ", json.dumps(tool.name, ensure_ascii=False), ", ", f'"{markup.args_key}"', ": "]
         if free_text and not markup.begin:
-            head = head[len(markup.trigger):]
-        return begin + [_quoted(head), arguments, '"}"'] + end
+            head = ["".join(head)[len(markup.trigger):]]
+        return begin + [*map(_quoted, head), arguments, '"}"'] + end
 
     def _xml(self, name: str, schema: Mapping[str, Any], rules: list[str]) -> list[str]:
         """<function=name> with one <parameter=x> per argument, required ones first, each in the schema's order."""
@@ -289,6 +291,7 @@ class Grammar:
         return self._grammar_problem(_lark(["%json " + text]))
 
     def _grammar_problem(self, text: str) -> str:
+        """Why a grammar can't be followed, "" where it can. What it follows in part only is logged."""
         with self._lock:
             known = self._problems.get(text)
         if known is not None:
@@ -296,6 +299,12 @@ class Grammar:
         bad, messages = LLMatcher.validate_grammar_with_warnings(llguidance.grammar_from("lark", text), None,
                                                                  limits=llguidance.LLParserLimits(**_LIMITS))
         problem = _first_line(messages) if bad else ""
+        if messages and not bad:
+            log.once(f"grammar warning {messages[0][:80]}", "a schema is relaxed: %s", _first_line(messages))
+        if not bad and len(text) > _LARGE:
+            matcher = LLMatcher(self._llguidance(), llguidance.grammar_from("lark", text), log_level=0,
+                                limits=llguidance.LLParserLimits(**_LIMITS))
+            problem = MaskConstraint(matcher, self._n_words, "").prepare(self._model)
         self._keep(self._problems, text, problem, 16 * _KEPT)
         return problem
 

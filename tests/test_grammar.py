@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import random
 import re
-from array import array
 from dataclasses import replace
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any, Callable
 
 import jsonschema
 import numpy as np
 import pytest
 
-import tiny
+import marked
 from families.talks import user
-from milad import capi, families
-from milad.conversation import Format, ToolChoice, ToolSpec, Turn
+from milad import families, log
+from milad.conversation import Format, Message, Text, Thinking, ToolCall, ToolChoice, ToolSpec, Turn
 from milad.engine.base import Done, Token
 from milad.errors import MiladError
 from milad.events import Fold
@@ -25,6 +24,7 @@ from milad.families.llama3 import Llama3
 from milad.families.mistral import Mistral
 from milad.families.qwen3 import Qwen3
 from milad.output import Output
+from milad.turn import Prepared, Runner
 
 pytest.importorskip("llguidance")
 from milad.grammar import Grammar  # noqa: E402
@@ -54,25 +54,15 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "llama3": Llama3, "nemo": lambda: Mistral(v3=True), "small": lambda: Mistral(ids=True),
     "devstral": lambda: Mistral(ids=False, tools_first=True, speaks=True), "ministral": lambda: Mistral(ids=False, thinks=True),
     "plain": lambda: families.choose("", frozenset(), "plain")}
-# The vocabulary's own idea of the markers: control tokens, user-defined ones, or text only.
-MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]",
-           "<|python_tag|>", "<|eot_id|>", "</s>"]
-KINDS = {"control": 3, "defined": 4, "text": 0}
+KINDS = marked.KINDS                # the vocabulary's idea of the markers: control tokens, user-defined ones, or text only
 
 
 @pytest.fixture(scope="module")
-def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def vocabularies(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """kind -> (model, its Grammar): 300 tokens each, so that walks visit everything soon."""
     made = {}
-    for kind, number in KINDS.items():
-        added = MARKERS if number else []
-        words = tiny.SPECIALS + added + tiny.byte_characters() + [m.replace(" ", "") for m in tiny.MERGES] + ['"}', '":', "é"[:1]]
-        words = list(dict.fromkeys(words))
-        path = tmp_path_factory.mktemp("vocabulary") / f"{kind}.gguf"
-        types = [3] * len(tiny.SPECIALS) + [number] * len(added) + [1] * (len(words) - len(tiny.SPECIALS) - len(added))
-        tiny.write(path, vocab_only=True, extra={"tokenizer.ggml.tokens": words, "tokenizer.ggml.token_type": types,
-                                                 "llama.vocab_size": len(words)})
-        model = capi.Model(str(path), vocab_only=True)
+    for kind in KINDS:
+        model = marked.open_model(tmp_path_factory.mktemp("vocabulary") / f"{kind}.gguf", kind)
         made[kind] = model, Grammar(model)
     yield made
     for model, _ in made.values():
@@ -115,10 +105,8 @@ def walk(model: Any, constraint: Any, seed: int, most: int = 1500, ends: float =
 
 def read(model: Any, family: Any, turn: Turn, tokens: list[int], ended: bool = True) -> Fold:
     """What the daemon would make of these tokens."""
-    runner: Any = SimpleNamespace(model=model, family=family, specials=frozenset(model.specials),
-                                  special_ids=frozenset(model.specials.values()))
-    stops = tuple(s for s in family.stops(runner.specials) if s not in runner.specials)
-    prepared: Any = SimpleNamespace(turn=turn, tokens=[0], stop_texts=stops, echo_only=False, length_reason="length")
+    runner = Runner(model, None, None, family, n_ctx=4096)
+    prepared = Prepared(turn, [0], len(tokens) + 1, "length", [], [None], [None], stop_texts=runner.stop_texts)
     output, fold = Output(runner, prepared, 0), Fold()
     items = [Token(t, model.token_bytes(t)) for t in tokens] + [Done("stop" if ended else "length", 1, 0, len(tokens))]
     for item in items:
@@ -139,6 +127,23 @@ def calls_of(fold: Fold, tools: tuple[ToolSpec, ...]) -> list[tuple[str, Any]]:
             jsonschema.validate(value, dict(by_name[block.name].parameters))
             found.append((block.name, value))
     return found
+
+
+def takes(model: Any, constraint: Any, tokens: list[int]) -> bool:
+    """Whether the grammar allows all of `tokens` and the end after them."""
+    for token in tokens:
+        if not allowed(model, constraint)[token]:
+            return False
+        constraint.accept(token)
+    return any(allowed(model, constraint)[t] for t in model.eog)
+
+
+def talk(family: Any, name: str, arguments: str) -> str:
+    """A call as the family's own renderer writes it."""
+    before = Turn("chat", (user("x"),), thinking=False)
+    after = replace(before, messages=(*before.messages, Message("assistant", (ToolCall("abcdefghi", name, arguments),))), prefill=True)
+    texts = ["".join(s.text for s in family.render(turn, frozenset(marked.CALLS))) for turn in (before, after)]
+    return re.sub(r', "id": "\w+"', "", texts[1][len(texts[0]):].lstrip())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -207,3 +212,181 @@ def test_formats_are_kept(vocabularies: Any, name: str, kind: str, thinking: boo
             assert re.fullmatch({"regex": wanted.text, "lark": "[a-z]{1,4}(,[a-z]{1,4})*", "gbnf": "[a-z][0-9](, [a-z][0-9])*"}[form],
                                 text, re.ASCII), text
     assert n_ended >= 2
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama3", "qwen3-coder", "nemo", "devstral"])
+def test_tools_beside_a_format(vocabularies: Any, name: str) -> None:
+    """The answer has its form, or is calls."""
+    model, grammar = vocabularies["control"]
+    family = MAKERS[name]()
+    turn = turn_of(tools=TOOLS, format=Format("json_schema", SCHEMA), thinking=False)
+    kinds = set()
+    for seed in range(8):
+        tokens, ended = walk(model, grammar.compile(turn, family), seed)
+        if ended:
+            fold = read(model, family, turn, tokens)
+            found = calls_of(fold, TOOLS)
+            if not found:
+                jsonschema.validate(json.loads(fold.text()), SCHEMA)
+            kinds.add(bool(found))
+    assert False in kinds and (True in kinds or name == "llama3")
+    assert takes(model, grammar.compile(turn, family), model.tokenize(
+        talk(family, "now", "{}"), parse_special=True))
+    assert takes(model, grammar.compile(turn, family), model.tokenize('{"name": "n", "age": 5, "list": [1]}'))
+    lark = Format("lark", text='start: "A" ("b" | "c")')
+    tokens, ended = walk(model, grammar.compile(turn_of(tools=TOOLS, format=lark, thinking=False), family), 3)
+    fold = read(model, family, turn, tokens)
+    assert ended and (calls_of(fold, TOOLS) or fold.text() in ("Ab", "Ac"))
+
+
+def deep(n: int) -> Any:
+    schema: Any = {"type": "integer"}
+    for _ in range(n):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+# True: held; False: refused by name where it is a promise, relaxed where it is a tool's.
+SCHEMAS: dict[str, tuple[Any, bool]] = {
+    "annotations": ({"$schema": "http://json-schema.org/draft-07/schema#", "$id": "x", "title": "T", "description": "d", "type": "object",
+                     "properties": {"a": {"type": "string", "title": "A", "default": "x", "examples": ["y"], "deprecated": True}}}, True),
+    "unknown keyword": ({"type": "string", "frobnicate": 1}, True),
+    "recursive": ({"$defs": {"a": {"type": "object", "properties": {"x": {"$ref": "#/$defs/a"}}}}, "$ref": "#/$defs/a"}, True),
+    "huge enum": ({"enum": [f"v{i}" for i in range(10_000)]}, True),
+    "long pattern": ({"type": "string", "pattern": "^" + "(a|b)" * 2000 + "$"}, True),
+    "pattern without anchors": ({"type": "string", "pattern": "abc"}, True),
+    "maxLength": ({"type": "string", "maxLength": 10_000}, True),
+    "maxLength 1e9": ({"type": "string", "maxLength": 10**9}, True),
+    "minItems 1e6": ({"type": "array", "items": {"type": "integer"}, "minItems": 10**6}, True),
+    "long constant": ({"const": "x" * 50_000}, True),
+    "disjoint oneOf": ({"oneOf": [{"type": "object", "properties": {"k": {"const": c}}, "required": ["k"]} for c in "ab"]}, True),
+    "$ref to itself": ({"$ref": "#"}, False),
+    "$ref in a ring": ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, False),
+    "$ref elsewhere": ({"$ref": "http://example.com/x"}, False),
+    "lookahead": ({"type": "string", "pattern": "^(?=a).*$"}, False),
+    "backreference": ({"type": "string", "pattern": "(a)\\1"}, False),
+    "broken regex": ({"type": "string", "pattern": "("}, False),
+    "not": ({"not": {"type": "string"}}, False),
+    "if": ({"if": {"type": "string"}, "then": {"minLength": 2}}, False),
+    "unknown format": ({"type": "string", "format": "frob"}, False),
+    "wrong type": ({"type": "frob"}, False), "properties no object": ({"type": "object", "properties": []}, False),
+    "nothing": ({"enum": []}, False), "false": (False, False), "no schema": ([], False), "text": ("x", False),
+    "deep": (deep(400), False), "deeper": (deep(3000), False), "NaN": ({"const": float("nan")}, False),
+    "half surrogate": ({"const": "\ud800"}, False), "700 properties": (
+        {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(700)}}, False),
+    "allOf of anyOf": ({"allOf": [{"anyOf": [{"properties": {f"p{i}_{j}": {"type": "integer"}}} for j in range(6)]}
+                                  for i in range(12)]}, False),
+    "too long": ({"enum": ["x" * 1000] * 300}, False)}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_schemas_as_a_promise_and_as_a_tools(vocabularies: Any, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    log._said.clear()
+    model, grammar = vocabularies["control"]
+    schema, held = SCHEMAS[name]
+    family = MAKERS["chatml"]()
+    for api, param in (("chat", "response_format"), ("responses", "text.format"), ("messages", "output_config.format")):
+        turn = replace(turn_of(format=Format("json_schema", schema)), api=api)
+        if held:
+            assert grammar.compile(turn, family).mask() is not None
+        else:
+            with pytest.raises(MiladError) as e:
+                grammar.compile(turn, family)
+            assert e.value.status == 400 and e.value.param == param and len(e.value.message) < 600
+    whole = ToolSpec("odd", "", schema if isinstance(schema, dict) and schema.get("type") == "object" else {})
+    assert grammar.compile(turn_of(tools=(whole, FIND), tool_choice=ToolChoice("required")), family).mask() is not None
+    tools = (ToolSpec("odd", "", {"type": "object", "properties": {"odd": schema}, "required": ["odd"]}), FIND)
+    for family in (family, MAKERS["qwen3-coder"](), MAKERS["devstral"]()):
+        for mode in ("required", "auto"):
+            constraint = grammar.compile(turn_of(tools=tools, tool_choice=ToolChoice(mode)), family)
+            assert constraint is not None and constraint.mask() is not None
+        turn = turn_of(tools=tools, tool_choice=ToolChoice("named", "find"), parallel_tool_calls=False)
+        tokens, ended = walk(model, grammar.compile(turn, family), 5)
+        assert ended and calls_of(read(model, family, turn, tokens), tools)       # the odd one harms no other
+    if not held and name not in ("$ref to itself", "700 properties"):      # sound where they stand in another schema, or found too late
+        assert any("relaxed" in r.message for r in caplog.records)
+
+
+@pytest.mark.parametrize("form, text, good", [
+    ("regex", "(a|b)" * 2000, True), ("regex", "a/b\n\"'", True), ("regex", "", True), ("regex", "^abc$", True), ("regex", "(?i)abc", True),
+    ("regex", "(", False), ("regex", "(?=a)b", False), ("regex", "(a)\\1", False), ("regex", "\ud800", False),
+    ("lark", 'start: "a"', True), ("lark", '%import common.INT\nstart: INT', True), ("lark", "start: %json {\"type\": \"integer\"}", True),
+    ("lark", "", False), ("lark", 'start: "a', False), ("lark", "start: other", False), ("lark", "start: @other", False),
+    ("lark", "x" * 100_000, False), ("lark", "(" * 5000, False), ("lark", 'start: "\ud800"', False),
+    ("gbnf", 'root ::= "a"', True), ("gbnf", "", False), ("gbnf", "root ::= (", False),
+    ("gbnf", "root ::= other", False)])
+@pytest.mark.parametrize("thinking", [None, False])
+def test_clients_grammars(vocabularies: Any, form: str, text: str, good: bool, thinking: bool | None) -> None:
+    _, grammar = vocabularies["control"]
+    turn = turn_of(format=Format(form, text=text), thinking=thinking)
+    if good:
+        assert grammar.compile(turn, Qwen3()).mask() is not None
+    else:
+        with pytest.raises(MiladError) as e:
+            grammar.compile(turn, Qwen3())
+        assert e.value.status == 400 and e.value.param == "response_format"
+
+
+def test_a_grammar_that_explodes_ends_with_an_error(vocabularies: Any) -> None:
+    model, grammar = vocabularies["control"]
+    n_failed = n_compiled = 0
+    for text in ("(?s:.*a.{20}b.{20}){40}", "(" + "|".join(f"a.{{{i}}}b" for i in range(300)) + ")+", "(a?){500}a{500}", "[ab](a?){500}a{500}"):
+        try:
+            constraint = grammar.compile(turn_of(format=Format("regex", text=text)), MAKERS["chatml"]())
+            n_compiled += 1
+            walk(model, constraint, 1, most=300, ends=0)
+        except MiladError as e:
+            assert e.status == 400 and "lexer error" in e.message and e.param == "response_format"
+            n_failed += 1
+    assert n_failed >= 2 and n_compiled >= 1
+    helps = grammar.compile(turn_of(format=Format("regex", text=text)), MAKERS["chatml"]()).copy("")    # a mask that is no promise
+    with pytest.raises(AssertionError):
+        walk(model, helps, 1, most=300, ends=0)
+    assert helps.mask() is None
+
+
+def test_the_clients_own_x_guidance_counts_for_nothing(vocabularies: Any) -> None:
+    model, grammar = vocabularies["control"]
+    own = {"whitespace_flexible": True, "item_separator": " ; ", "lenient": True}
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9, "minimum": 0, "x-guidance": own}}, "required": ["a"],
+              "additionalProperties": False, "x-guidance": own}
+    texts = set()
+    for seed in range(8):
+        tokens, _ = walk(model, grammar.compile(turn_of(format=Format("json_schema", schema)), MAKERS["chatml"]()), seed)
+        texts.add(b"".join(map(model.token_bytes, tokens)).decode())
+    assert all(re.fullmatch(r'\{"a": \d\}', t) for t in texts) and len(texts) > 2
+    with pytest.raises(MiladError):
+        grammar.compile(turn_of(format=Format("json_schema", {"not": {}, "x-guidance": own})), MAKERS["chatml"]())
+
+
+def test_eighty_large_tools_and_what_is_kept(vocabularies: Any) -> None:
+    model, grammar = vocabularies["control"]
+    tools = tuple(ToolSpec(f"tool_{i}", "d" * 500, {"type": "object", "properties": {f"p{j}": {"type": "string", "description": "d" * 60}
+                                                                                    for j in range(20)}, "required": ["p1"]}) for i in range(80))
+    for family in (MAKERS["chatml"](), MAKERS["qwen3-coder"]()):
+        first = grammar.compile(turn_of(tools=tools), family)
+        again = grammar.compile(turn_of(tools=tools), family)
+        assert first.mask() == again.mask() and first is not again
+        trigger = model.tokenize(family.call_grammar(turn_of()).trigger, parse_special=True)
+        for token in trigger:
+            again.accept(token)
+        assert first.mask() == grammar.compile(turn_of(tools=tools), family).mask() != again.mask()     # nothing is shared
+    for i in range(60):
+        grammar.compile(turn_of(format=Format("regex", text=f"a{{{i}}}")), MAKERS["chatml"]())
+    assert len(grammar._kept) <= 16
+
+
+def test_prefill_and_thinking(vocabularies: Any) -> None:
+    """Thinking is expected where the family will think, and only there."""
+    model, grammar = vocabularies["defined"]
+    thinks, text = model.specials["<think>"], Format("regex", text="[a-c]{3}")
+
+    def starts(turn: Turn, family: Any) -> set[int]:
+        return set(np.flatnonzero(allowed(model, grammar.compile(turn, family))).tolist())
+
+    letters = {t for t in range(model.info.n_vocab) if model.token_bytes(t) in (b"a", b"b", b"c")}
+    assert starts(turn_of(format=text), Qwen3()) == {thinks} and starts(turn_of(format=text, thinking=False), Qwen3()) == letters
+    said = Turn("chat", (user("x"), Message("assistant", (Text("so"),))), format=text, prefill=True)
+    assert starts(said, Qwen3()) == letters == starts(said, Qwen3(prompt_opens_thinking=True))
+    thought = replace(said, messages=(user("x"), Message("assistant", (Thinking("so"),))))
+    assert model.specials["</think>"] in starts(thought, Qwen3()) and thinks in starts(thought, Qwen3())
