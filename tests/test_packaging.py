@@ -64,12 +64,20 @@ def test_runs(zipapp: Path, tmp_path: Path) -> None:
 
 
 def test_another_python_gets_one_line(zipapp: Path, tmp_path: Path) -> None:
-    """The check itself, as it would run there: under a version that is not the one of the file."""
+    """The check itself, as it would run there: under a version that is not the one of the file, before anything is unpacked."""
     with zipfile.ZipFile(zipapp) as z:
-        preamble = z.read("site-packages/bin/preamble.py").decode()
-    here = "(%d, %d)" % sys.version_info[:2]
-    assert re.search(r"!= \(\d,\s?\d+\)", preamble)
-    other = re.sub(r"!= \(\d,\s?\d+\)", "!= (3, 99)", preamble)
+        main = z.read("__main__.py").decode()
+    here = "%d.%d" % sys.version_info[:2]
+    assert re.search(r"!= \(\d, \d+\)", main)
+    other = re.sub(r"!= \(\d, \d+\)", "!= (3, 99)", main)
     done = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("milad: this file needs Python") and here.strip("()").replace(", ", ".") in done.stderr
+    assert done.stderr.startswith("milad: this file needs Python") and done.stderr.endswith(f"under {here}\n")
+
+
+def test_a_home_that_is_not_there(zipapp: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = subprocess.run([sys.executable, zipapp, "--version"], capture_output=True, text=True,
+                          env={"PATH": os.environ["PATH"], "HOME": str(tmp_path / "file" / "home")})
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("milad: can't unpack: ") and "SHIV_ROOT" in done.stderr
