@@ -23,4 +23,4 @@ def plan(target: Target, arguments: list[str], folder: Path, user: Mapping[str, 
     return made
 
 
-AGENT = Agent("aider", "aider", "aider", "pipx install aider-chat", "chat", plan)
+AGENT = Agent("aider", "aider", "aider", "pipx install aider-chat", "chat", plan, window=8192)

@@ -75,6 +75,7 @@ class Agent:
     install: str                             # the command that a person types
     api: str                                 # messages, responses or chat: what it asks the server in
     plan: Callable[[Target, list[str], Path, Mapping[str, str]], Plan]
+    window: int = 32_768                     # context below which it is of little use
     version: tuple[str, ...] = ("--version",)
 
 

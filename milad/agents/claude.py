@@ -2,8 +2,8 @@
 
 The variables and their effects are measured with version 2.1.332 (issue 6's tests run it):
 - an unknown model is taken for one of 1M tokens unless CLAUDE_CODE_MAX_CONTEXT_TOKENS says otherwise
-- the answer's share, CLAUDE_CODE_MAX_OUTPUT_TOKENS, is kept free of every prompt: its default of 32000 leaves a window of
-  32k nothing, and it compacts without end
+- it compacts at context - CLAUDE_CODE_MAX_OUTPUT_TOKENS - 13,000 (65536 and 16384: at 36,000; 65536 and 8192: at 44,000), and
+  begins with 12,600: the default of 32000 leaves a window of 64k nothing, so an eighth of the window is set
 - the attribution header is a text at the very start of the system prompt that changes between requests: it empties prefix caches
 - servers that take system messages at the start only (llama.cpp, vLLM) need the two mid_conv capabilities off
 """
@@ -26,7 +26,7 @@ def plan(target: Target, arguments: list[str], folder: Path, user: Mapping[str, 
     usual = {"CLAUDE_CODE_ATTRIBUTION_HEADER": "0", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
     if target.context is not None:
         usual["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(target.context)
-        usual["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(target.output)
+        usual["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(max(4096, min(32_000, target.context // 8)))
     if target.kind in ("llamacpp", "vllm"):
         usual["CLAUDE_CODE_MODEL_CAPABILITIES"] = "-mid_conv_system,-mid_conv_tool_change"
     if target.kind in ("llamacpp", "vllm", "ollama"):
@@ -36,4 +36,5 @@ def plan(target: Target, arguments: list[str], folder: Path, user: Mapping[str, 
                 usual, ELSEWHERE)
 
 
-AGENT = Agent("claude", "Claude Code", "claude", "npm install -g @anthropic-ai/claude-code", "messages", plan)
+AGENT = Agent("claude", "Claude Code", "claude", "npm install -g @anthropic-ai/claude-code", "messages", plan,
+              window=49_152)

@@ -22,4 +22,4 @@ def plan(target: Target, arguments: list[str], folder: Path, user: Mapping[str, 
                 {KEY: target.key}, {"PI_TELEMETRY": "0", "PI_SKIP_VERSION_CHECK": "1", "PI_OFFLINE": "1"}, files={path: text})
 
 
-AGENT = Agent("pi", "pi", "pi", "npm install -g @earendil-works/pi-coding-agent", "chat", plan)
+AGENT = Agent("pi", "pi", "pi", "npm install -g @earendil-works/pi-coding-agent", "chat", plan, window=16_384)

@@ -13,7 +13,6 @@ from .. import agents, catalogue
 from ..agents import base, run as running, shell, target as targets
 from ..errors import UsageError
 
-SMALL = 32_768                               # agents open with 10,000 to 25,000 tokens
 APIS = {"messages": "/v1/messages", "responses": "/v1/responses", "chat": "/v1/chat/completions"}
 
 
@@ -151,8 +150,8 @@ def _notes(agent: base.Agent, kind: targets.Kind, target: base.Target, plan: bas
         say(line)
     if target.context is None and target.up:
         say(f"{target.root} does not say how much one request may hold: tell {agent.title} with --ctx N")
-    elif target.context < SMALL and agent.api != "chat":
-        say(f"one request holds {target.context:,} tokens, and {agent.title} alone begins with 10,000 or more: {kind.widen}")
+    elif target.context is not None and target.context < agent.window:
+        say(f"one request holds {target.context:,} tokens; {agent.title} wants {agent.window:,} or more: {kind.widen}")
     changed = [name for name, value in plan.fixed.items() if os.environ.get(name, value) != value]
     if changed:
         say("set aside for this launch, from your environment: " + ", ".join(changed))

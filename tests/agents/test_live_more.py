@@ -81,36 +81,43 @@ def test_the_next_turn_finds_the_cache(place: Any, name: str) -> None:
     assert cached >= 0.95 * total, (total, cached)
 
 
-@pytest.mark.parametrize("name", ["claude", "opencode", "qwen"])
-def test_overflow_compacts_and_goes_on(place: Any, name: str) -> None:
-    """The agent believes in a larger window than there is, and reads a file that fills the real one."""
+def filling(n_files: int) -> Any:
+    """A script that reads until the window is full, sums up when asked to, and ends."""
     def script(talk: Any, repo: Any) -> list[dict[str, Any]]:
         repo.mkdir(parents=True)
-        (repo / "big.txt").write_text("\n".join(f"line {i} of the big file" for i in range(1200)))
-        return [{"output": call(talk.read(str(repo / "big.txt"))), "when": {"tools": True, "last": "big file\\?"}},
-                {"output": "<summary>The file was read; GIST-MARK.</summary>"},
-                {"output": "<summary>The file was read; GIST-MARK. DONE-DONE.</summary>"}]
+        lines: list[dict[str, Any]] = []
+        for i in range(n_files):
+            (repo / f"big{i}.txt").write_text("".join(f"BIG{i} line {k} of it\n" for k in range(1, 351)))
+            # Claude Code gives files that it knows to the compacted conversation again: a command's output stays away
+            tool = ("Bash", {"command": f"seq -f 'BIG{i} line %g of it' 350"}) if talk.name == "claude" else talk.read(
+                str(repo / f"big{i}.txt"))
+            lines.append({"output": call(tool), "when": {"tools": True, "last": f"BIG{i - 1} line 350" if i else "big files\\?"}})
+        return [*lines, {"output": "<summary>The files were read; GIST-MARK.</summary>", "when": {"last": "(?i)summar|snapshot"}},
+                {"output": "The end is DONE-DONE."}]
 
-    window = {"claude": 24_000, "opencode": 14_000, "qwen": 28_000}[name]
-    here = place(name, script, ("--ctx", str(window)))
-    run = here.run("what is in the big file?", options=("--ctx", "200000"))
+    return script
+
+
+@pytest.mark.parametrize("name,window", [("claude", 30_000), ("opencode", 18_000), ("qwen", 32_000)])
+def test_overflow_compacts_and_goes_on(place: Any, name: str, window: int) -> None:
+    """The agent believes in a larger window than there is."""
+    here = place(name, filling(5), ("--ctx", str(window)))
+    run = here.run("what is in the big files?", options=("--ctx", "200000"))
     statuses = [x.status for x in run.generations]
-    assert run.code == 0 and 400 in statuses and statuses[-1] == 200, (statuses, run.out[-800:], run.err[-800:])
-    assert len(statuses) < 12 and "GIST-MARK" in run.generations[-1].body.decode()
+    shown = statuses, run.out[-800:], run.err[-800:]
+    assert run.code == (1 if name == "opencode" else 0), shown       # OpenCode tells of the overflow by its exit code
+    assert 400 in statuses and len(statuses) < 20 and "DONE-DONE" in run.out, shown
+    assert "GIST-MARK" in "".join(x.body.decode() for x in run.generations)
 
 
-def test_codex_compacts_before_it_overflows(place: Any) -> None:
-    def script(talk: Any, repo: Any) -> list[dict[str, Any]]:
-        repo.mkdir(parents=True)
-        (repo / "big.txt").write_text("\n".join(f"line {i} of the big file" for i in range(700)))
-        return [{"output": call(talk.read(str(repo / "big.txt"))), "when": {"tools": True, "last": "big file\\?"}},
-                {"output": call(("exec_command", {"cmd": "cat note.txt"})), "when": {"tools": True, "last": "line 699"}},
-                {"output": "GIST-MARK: the file was read. DONE-DONE."}]
-
-    here = place("codex", script, ("--ctx", "17000"))
-    run = here.run("what is in the big file?")
+@pytest.mark.parametrize("name,window", [("claude", 40_000), ("codex", 20_000), ("opencode", 32_768), ("qwen", 32_768)])
+def test_the_true_window_compacts_before_it_overflows(place: Any, name: str, window: int) -> None:
+    """Codex stops for good on an overflow; the others lose a request by it."""
+    here = place(name, filling(5), ("--ctx", str(window)))
+    run = here.run("what is in the big files?")
     settled(run, here.server.log)
-    assert any("GIST-MARK" in x.body.decode() for x in run.generations), [x.usage() for x in run.generations]
+    assert "DONE-DONE" in run.out and "GIST-MARK" in "".join(x.body.decode() for x in run.generations), [
+        x.usage() for x in run.generations]
 
 
 @pytest.mark.parametrize("name", ALL)
