@@ -32,7 +32,7 @@ class Daemon:
             path.write_text("".join(json.dumps(line) + "\n" for line in script))
             command += ["--script", str(path)]
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("MILA", "XDG", "NOTIFY"))}
-        clean.update(PYTHONPATH=str(ROOT), MILAD_LIBRARY=str(library), HOME=str(home), **(env or {}))
+        clean.update({"PYTHONPATH": str(ROOT), "MILAD_LIBRARY": str(library), "HOME": str(home), **(env or {})})
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(command, env=clean, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
         self.url = self._ready(timeout_s)
