@@ -50,6 +50,7 @@ def load(options: Mapping[str, Value], *, post: Callable[[Callable[[], None]], N
     """Opens the model that the options name and starts its engine. post: how items reach the caller's event loop
     (call_soon_threadsafe). progress gets 0..1, from the loading thread. UsageError (ModelError) says what is wrong, in one line."""
     value = {name: v.value for name, v in options.items()}
+    value["kv_type"] = kv_type(value["kv_type"])
     wanted = value["model"][0] if value["model"] else None
     name, path = catalogue.resolve(wanted, folder=models_folder(value))
     name = value["model_name"] or name
@@ -78,6 +79,15 @@ def load(options: Mapping[str, Value], *, post: Callable[[Callable[[], None]], N
         raise
 
 
+def kv_type(wanted: str) -> str:
+    """auto: BF16 where the processor multiplies it (attention 1.3 to 1.6 times as fast over deep contexts, log-probabilities as
+    near to F32's as F16's: native/lab), else F16."""
+    from . import capi
+    if wanted != "auto":
+        return wanted
+    return "bf16" if capi.devices()["isa"].startswith("avx512") else "f16"
+
+
 def _core_log() -> None:
     """What the core had to say while opening, into the daemon's log."""
     from . import capi
@@ -101,7 +111,7 @@ def _context(model: Any, value: Mapping[str, Any], scripted: bool) -> tuple[Any,
         if not info.has_weights:
             raise UsageError(f"{model.path} holds a vocabulary only: it can be served with --script, not run")
         values = info.n_layer * info.n_head_kv * info.head_dim * 2
-        bytes_per_token = values * 2 if value["kv_type"] == "f16" else values * 34 // 32
+        bytes_per_token = sizing.kv_token_bytes(values, value["kv_type"])
     sizes = sizing.choose(ctx=value["ctx"], parallel=value["parallel"], kv_memory=value["kv_memory"],
                           n_ctx_train=info.n_ctx_train, bytes_per_token=bytes_per_token,
                           available=machine.available_memory())

@@ -10,6 +10,11 @@ BLOCK = 32              # tokens a KV block, as engine.base has it
 MIN_CTX = 64
 
 
+def kv_token_bytes(values: int, kv_type: str) -> int:
+    """Bytes of one token's keys and values. values: layers x kv heads x head_dim x 2. q8_0: 34 bytes for 32 values."""
+    return values * 34 // 32 if kv_type == "q8_0" else values * 2
+
+
 @dataclass(frozen=True)
 class Sizes:
     n_ctx: int                  # tokens of one request

@@ -49,7 +49,7 @@ def _list(folder: Path, as_json: bool) -> int:
 
 
 def _show(parsed: argparse.Namespace, folder: Path, value: dict[str, Any]) -> int:
-    from .. import capi, families
+    from .. import capi, families, sizing
     name, path = catalogue.resolve(parsed.name, folder)
     model = capi.Model(str(path), repack=False)
     try:
@@ -57,9 +57,8 @@ def _show(parsed: argparse.Namespace, folder: Path, value: dict[str, Any]) -> in
         template = model.metadata("tokenizer.chat_template")
         family = families.choose(template if isinstance(template, str) else None, frozenset(model.specials), "").name
         n_ctx = value["ctx"] or info.n_ctx_train or 4096
-        # two tensors (K, V) a layer; q8_0: 34 bytes for 32 values
         values = info.n_layer * info.n_head_kv * info.head_dim * 2 * n_ctx
-        kv_bytes = values * 2 if value["kv_type"] == "f16" else values * 34 // 32
+        kv_bytes = sizing.kv_token_bytes(values, value["kv_type"])
         found: dict[str, Any] = {
             "name": name, "path": str(path), "architecture": info.architecture, "quantisation": info.quantisation,
             "parameters": info.n_params, "layers": info.n_layer, "vocabulary": info.n_vocab, "context": info.n_ctx_train,
