@@ -77,9 +77,12 @@ def test_everything_at_once(start: Any) -> None:
                 "type": "object", "properties": {"l": items}, "required": ["l"], "additionalProperties": False}}}}
     answers = []
     for args in (("--speculate", "--kv-memory", "12M"), ("--no-speculate",)):
-        daemon = start(args=("--parallel", "6", "--ctx", "512", *args))
+        daemon = start(args=("--parallel", "12", "--ctx", "512", *args))
         with ThreadPoolExecutor(4) as pool:
-            answers.append(list(pool.map(lambda seed: daemon.json("POST", "/v1/chat/completions", {**body, "seed": seed}), range(4))))
+            answers.append(list(pool.map(lambda seed: daemon.json("POST", "/v1/chat/completions", {**body, "seed": seed}), range(3))))
+        counts = dict(line.split() for line in daemon.request("GET", "/metrics")[2].decode().splitlines() if line.startswith("milad_"))
+        if "--speculate" in args:
+            assert float(counts["milad_preemptions_total"]) > 0
     for (status, answer), (_, plain) in zip(*answers):
         assert status == 200, answer
         for choice, same in zip(answer["choices"], plain["choices"]):
