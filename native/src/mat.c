@@ -57,9 +57,12 @@ static const mat_kernels *choose_kernels(void)
         return &mat_kernels_avx2;
 #endif
     (void)avx2;
-#elif defined(__aarch64__) && defined(MILAD_KERNELS_NEON)
-    if (mat_neon_dotprod())
-        return &mat_kernels_neon;
+#elif defined(MILAD_HAVE_NEON)
+#if defined(MILAD_HAVE_DOTPROD)
+    if (mat_neon_dotprod() && !(wish && strcmp(wish, "neon") == 0))
+        return &mat_kernels_dotprod;
+#endif
+    return &mat_kernels_neon;
 #endif
     return &mat_kernels_c;
 }

@@ -32,7 +32,7 @@ const char *mat_type_name(int32_t type);       /* "Q4_1"; NULL: unknown */
 int32_t mat_type_supported(int32_t type);      /* 1: there are kernels */
 int32_t mat_block_values(int32_t type);        /* values per block: 1, 32 or 256; 0: unknown type */
 int32_t mat_block_bytes(int32_t type);
-const char *mat_isa(void);                     /* the kernels chosen at run time. MILAD_ISA=c|avx2|avx512-vnni lowers it (tests) */
+const char *mat_isa(void);                     /* the kernels chosen at run time. MILAD_ISA=c|avx2|avx512-vnni|neon lowers it (tests) */
 
 /* Bytes that `m` (MAT_ROWS) takes as panels. */
 size_t mat_panel_bytes(const mat *m);

@@ -124,7 +124,8 @@ extern const mat_kernels mat_kernels_c;
 extern const mat_kernels mat_kernels_avx2;
 extern const mat_kernels mat_kernels_avx512;
 extern const mat_kernels mat_kernels_neon;
-bool mat_neon_dotprod(void); /* this machine has the instructions */
+extern const mat_kernels mat_kernels_dotprod;
+bool mat_neon_dotprod(void); /* this aarch64 machine has the instructions of mat_kernels_dotprod */
 const mat_kernels *mat_kernels_now(void);
 
 #endif

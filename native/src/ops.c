@@ -69,6 +69,9 @@ extern const ops ops_avx2;
 #ifdef MILAD_HAVE_AVX512
 extern const ops ops_avx512;
 #endif
+#ifdef MILAD_HAVE_NEON
+extern const ops ops_neon;
+#endif
 
 const ops *ops_named(const char *name) {
 #ifdef MILAD_HAVE_AVX512
@@ -79,6 +82,9 @@ const ops *ops_named(const char *name) {
 #endif
 #ifdef MILAD_HAVE_AVX2
     if (!strncmp(name, "avx2", 4) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &ops_avx2;
+#endif
+#ifdef MILAD_HAVE_NEON
+    if (!strncmp(name, "neon", 4)) return &ops_neon;
 #endif
     return strcmp(name, "c") ? NULL : &ops_c;
 }

@@ -53,7 +53,7 @@ typedef struct ops {
 
 /* The table for mat_isa(), so one switch (MILAD_ISA) lowers both. */
 const ops *ops_get(void);
-/* By name ("c", "avx2", "avx512"); NULL: not in this build or not on this machine (tests). */
+/* By name ("c", "avx2", "avx512", "neon"); NULL: not in this build or not on this machine (tests). */
 const ops *ops_named(const char *name);
 
 #endif

@@ -29,6 +29,14 @@ static const probe_kernels *kernels(void)
     if (strcmp(mat_isa(), "avx2") == 0)
         return &probe_kernels_avx2;
 #endif
+#if defined(MILAD_HAVE_DOTPROD)
+    if (strcmp(mat_isa(), "neon-dotprod") == 0)
+        return &probe_kernels_dotprod;
+#endif
+#if defined(MILAD_HAVE_NEON)
+    if (strcmp(mat_isa(), "neon") == 0)
+        return &probe_kernels_neon;
+#endif
     return &probe_kernels_c;
 }
 

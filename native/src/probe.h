@@ -15,7 +15,7 @@ typedef struct probe_kernels {
     double (*ops[4])(int64_t n_rounds, int64_t *n_ops); /* by kind; NULL: no such instruction here, use F32's */
 } probe_kernels;
 
-extern const probe_kernels probe_kernels_c, probe_kernels_avx2, probe_kernels_avx512;
+extern const probe_kernels probe_kernels_c, probe_kernels_avx2, probe_kernels_avx512, probe_kernels_neon, probe_kernels_dotprod;
 
 /* One pass: seconds for reading n_bytes with all threads. */
 double probe_read_once(pool *p, const void *data, size_t n_bytes);
