@@ -19,9 +19,12 @@ from ..errors import UsageError
 COMMANDS = {
     "serve": ("serve", "run the daemon (what `milad` alone does)"),
     "launch": ("launch", "run a coding agent on the model"),
+    "doctor": ("doctor", "find out what is wrong"),
     "ask": ("ask", "ask the model one question"),
     "pull": ("pull", "fetch a model"),
     "models": ("models", "list, show or remove the models that are here"),
+    "cache": ("cache", "list or prune the prompts kept on disk"),
+    "bench": ("bench", "measure a model on this machine"),
     "key": ("key", "add, list or remove API keys"),
     "top": ("top", "watch a running daemon"),
     "help": ("help", "show a manual page"),
