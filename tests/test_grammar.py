@@ -73,7 +73,7 @@ def turn_of(**more: Any) -> Turn:
     return Turn("chat", (user("x"),), **more)
 
 
-CLOSERS = ["</think>", "[/THINK]", "\n</parameter>\n", "\n</function>", '"', "}", "]", '"}', ",", ";"]
+CLOSERS = ["</think>", "[/THINK]", "\n</parameter>\n", "\n</function>", "</parameter>", '"', "}", "]", '"}', ",", ";"]
 
 
 def allowed(model: Any, constraint: Any) -> np.ndarray:

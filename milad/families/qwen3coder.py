@@ -15,6 +15,7 @@ the vendor's template (tests/families); of types: Qwen's own qwen3coder_tool_par
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import AbstractSet, Any, Callable, Mapping, Sequence
 
@@ -24,9 +25,10 @@ from .chatml import END, SOFT, STOPS, close_turn, open_turn, whole_turn
 from .page import Page, calls, flatten, result_text, runs, split_system, tojson
 from .parsing import Markers, MarkupParser
 from .pycall import literal
-from .readers import DONE, FAIL, MAX_NAME, MORE, SPACE, sound_json, spell
+from .readers import DONE, FAIL, MAX_NAME, MORE, SPACE, Value, sound_json, spell
 
 FUNCTION = "<function="
+NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 TOOLS_SYSTEM = "You are Qwen, a helpful AI assistant that can interact with a computer to solve tasks."
 TOOLS_END = ("\n</tools>\n\nIf you choose to call a tool ONLY reply in the following format with NO suffix:\n\n<tool_call>\n"
              "<function=example_function_name>\n<parameter=example_parameter_1>\nvalue_1\n</parameter>\n<parameter="
@@ -165,6 +167,7 @@ class XmlCall:
         self._value: list[str] = []
         self._at_start = False
         self._streams = False
+        self._json: Value | None = None
         self._open = False
 
     def char(self, c: str) -> int:
@@ -237,6 +240,7 @@ class XmlCall:
         key = self._word.strip(SPACE).strip("\"'")
         self._kinds = self._types.get(key) or frozenset(("string",))
         self._streams = "string" in self._kinds and "null" not in self._kinds
+        self._json = None if "string" in self._kinds else Value("[")    # follows the quotes of a container
         self._marks = Markers(("\n</parameter>", "</parameter>"))
         self._value = []
         self._at_start = True
@@ -251,6 +255,10 @@ class XmlCall:
         if self._at_start and plain:
             self._at_start = False
             plain = plain[1:] if plain[0] == "\n" else plain
+        if marker and marker[0] != "\n" and self._in_json_string(plain):
+            plain, marker = plain + marker, ""          # JSON writes no raw newline: a bare tag inside its strings is text
+        elif not marker:
+            self._in_json_string(plain)
         if self._streams and plain:
             self._parser.arguments(json.dumps(plain, ensure_ascii=False)[1:-1])
         elif plain:
@@ -259,6 +267,14 @@ class XmlCall:
             self._parser.arguments('"' if self._streams else as_json("".join(self._value), self._kinds))
             self._step = self._between
         return MORE
+
+    def _in_json_string(self, text: str) -> bool:
+        """Follows a container's `text`: whether it ends inside a string."""
+        for c in text if self._json is not None else "":
+            if self._json.char(c) != MORE:
+                self._json = None
+                return False
+        return self._json is not None and self._json.quote
 
 
 def as_json(text: str, kinds: AbstractSet[str]) -> str:
@@ -270,6 +286,8 @@ def as_json(text: str, kinds: AbstractSet[str]) -> str:
         return sound_json(text)
     if "boolean" in kinds and bare.lower() in ("true", "false"):
         return bare.lower()
+    if kinds & {"number", "integer"} and NUMBER.fullmatch(bare):
+        return bare                 # as written: 1e400 is a number too
     value = literal(bare)
     try:
         fits = (isinstance(value, dict) and "object" in kinds or isinstance(value, list) and "array" in kinds
