@@ -22,4 +22,4 @@ def plan(target: Target, arguments: list[str], folder: Path, user: Mapping[str, 
                 usual, ("OPENAI_BASE_URL",))
 
 
-AGENT = Agent("goose", "Goose", "goose", "pipx install goose-ai, or see its web page", "chat", plan)
+AGENT = Agent("goose", "Goose", "goose", "brew install block-goose-cli", "chat", plan)

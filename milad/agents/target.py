@@ -130,10 +130,11 @@ def identify(root: str, key: str = "") -> tuple[str, str]:
     """(kind, version as it tells it) of what answers at `root`: each names itself somewhere. Down where nothing does."""
     props = ask(root, "/props", key)
     server = props.headers.get("server", "")
-    if server.startswith("milad/"):
-        return "milad", server[6:]
+    build = str(props.get("build_info") or "")
+    if server.startswith("milad/") or build.startswith("milad-"):
+        return "milad", build[6:] or server[6:]
     if server.startswith("llama.cpp") or isinstance(props.get("default_generation_settings"), dict):
-        return "llamacpp", str(props.get("build_info") or "")
+        return "llamacpp", build
     found = ask(root, "/api/version", key)               # Ollama's /version does not exist, vLLM's /api/version does not
     if found.status == 200 and found.get("version"):
         return "ollama", str(found.get("version"))
