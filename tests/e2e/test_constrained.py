@@ -132,3 +132,62 @@ def test_without_the_library(start: Any, tmp_path: Path) -> None:
     status, answer = daemon.json("POST", "/v1/messages", {**asked, "max_tokens": 9, "tools": [{"name": "f", "input_schema": PING}],
                                                           "tool_choice": {"type": "any"}})
     assert status == 400 and "milad[grammar]" in answer["error"]["message"]
+
+
+def test_the_sdks_parse_what_they_asked_for(hot: Any) -> None:
+    """Structured outputs of the official clients, streamed and plain, and the agents SDK's output_type beside a tool."""
+    import asyncio
+    from typing import Literal, Optional, Union
+
+    import anthropic
+    import openai
+    import pydantic
+
+    class Cat(pydantic.BaseModel):
+        kind: Literal["cat"]
+        lives: Literal[7, 9]
+
+    class Dog(pydantic.BaseModel):
+        kind: Literal["dog"]
+        good: bool
+
+    class Pet(pydantic.BaseModel):
+        pet: Union[Cat, Dog]
+        colour: Literal["red", "schwarz-weiß 🐈", "\"quoted\""]
+        owner: Optional[Literal["me", "you"]]
+
+    oai = openai.OpenAI(api_key="x", base_url=hot.url + "/v1", max_retries=0)
+    claude = anthropic.Anthropic(api_key="x", base_url=hot.url, max_retries=0)
+    asked: Any = [{"role": "user", "content": "Invent a pet."}]
+    seen = [oai.chat.completions.parse(model="m", messages=asked, response_format=Pet, temperature=1.5).choices[0].message.parsed,
+            oai.responses.parse(model="m", input="A pet.", text_format=Pet, temperature=1.5).output_parsed,
+            claude.messages.parse(model="m", max_tokens=200, messages=asked, output_format=Pet).parsed_output]
+    with oai.chat.completions.stream(model="m", messages=asked, response_format=Pet) as stream:
+        seen.append(stream.get_final_completion().choices[0].message.parsed)
+    with oai.responses.stream(model="m", input="A pet.", text_format=Pet) as stream:
+        seen.append(stream.get_final_response().output_parsed)
+    with claude.messages.stream(model="m", max_tokens=200, messages=asked, output_format=Pet) as stream:
+        seen.append(stream.get_final_message().parsed_output)
+    call = oai.chat.completions.parse(model="m", messages=asked, tools=[openai.pydantic_function_tool(Pet)], tool_choice="required",
+                                      parallel_tool_calls=False).choices[0].message.tool_calls[0]
+    seen.append(call.function.parsed_arguments)
+    used = claude.messages.create(model="m", max_tokens=200, messages=asked, tool_choice={"type": "tool", "name": "pet",
+                                  "disable_parallel_tool_use": True}, tools=[{"name": "pet", "input_schema": Pet.model_json_schema()}])
+    seen.append(Pet.model_validate(used.content[0].input))
+    assert used.stop_reason == "tool_use" and len(seen) == 8 and all(isinstance(p, Pet) for p in seen)
+
+    agents = pytest.importorskip("agents", reason="openai-agents is not installed")
+
+    @agents.function_tool
+    def look(name: str) -> str:
+        """Looks."""
+        return name
+
+    async def run(kind: Any) -> Any:
+        agents.set_tracing_disabled(True)
+        client = openai.AsyncOpenAI(api_key="x", base_url=hot.url + "/v1", max_retries=0)
+        agent = agents.Agent(name="a", instructions="Be short.", tools=[look], output_type=Pet, model=kind(model="m", openai_client=client))
+        return (await agents.Runner.run(agent, "Invent a pet.", max_turns=3)).final_output
+
+    for kind in (agents.OpenAIResponsesModel, agents.OpenAIChatCompletionsModel):
+        assert isinstance(asyncio.run(run(kind)), Pet)
