@@ -15,6 +15,7 @@ import socket
 import ssl
 import sys
 import time
+from pathlib import Path
 from typing import Any, Callable, Mapping
 
 from . import __version__, catalogue, loader, log, service
@@ -25,6 +26,7 @@ from .gate import Gate, apis
 from .http import server, tls, wire
 from .keys import Ring, load as load_keys
 from .metrics import Metrics, prometheus, status
+from .models import Models, resolve as resolve_models, size_of
 from .options import BY_NAME, Value
 
 EXIT_FORCED = 3         # asked twice to end: running answers were cut
@@ -42,11 +44,12 @@ def serve(options: Options, reread: Callable[[], Options] | None = None) -> int:
 def check(options: Options) -> list[str]:
     """`milad serve -t`: everything short of listening and loading. UsageError says what is wrong; the lines say what is there."""
     value = values(options)
-    name, path = catalogue.resolve(value["model"][0] if value["model"] else None, folder=loader.models_folder(value))
-    with contextlib.suppress(OSError), open(path, "rb") as f:
-        if f.read(4) != b"GGUF":
-            raise UsageError(f"{path}: not a GGUF file")
-    found = [f"model {name}: {path}"]
+    found = []
+    for name, path in resolve_models(options, loader.models_folder(value)):
+        with contextlib.suppress(OSError), open(path, "rb") as f:
+            if f.read(4) != b"GGUF":
+                raise UsageError(f"{path}: not a GGUF file")
+        found.append(f"model {name}: {path}")
     if value["keys_file"]:
         found.append(f"keys: {len(load_keys(value['keys_file']))}")
     if value["tls_cert"]:
@@ -75,6 +78,7 @@ class _Daemon:
         self.reread = reread
         self.notify = service.Notify()
         self.loaded: loader.Loaded | None = None
+        self.models: Models | None = None
         self.ssl: ssl.SSLContext | None = None
         self.pid_file: service.PidFile | None = None
         self.unix_paths: list[str] = []
@@ -90,13 +94,12 @@ class _Daemon:
             loop.add_signal_handler(number, self._asked_to_end, number)
         loop.add_signal_handler(signal.SIGUSR1, self._dump)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
-        name, _ = catalogue.resolve(value["model"][0] if value["model"] else None,
-                                    folder=loader.models_folder(value))    # before anything else: cheap to be wrong
+        resolved = resolve_models(self.options, loader.models_folder(value))      # before anything else: cheap to be wrong
         self._security()
         if value["pid_file"]:
             self.pid_file = service.PidFile(value["pid_file"])
         try:
-            return await self._serve(name, loop)
+            return await self._serve(resolved, loop)
         finally:
             self._tidy()
 
@@ -145,8 +148,9 @@ class _Daemon:
 
     # Serving
 
-    async def _serve(self, name: str, loop: asyncio.AbstractEventLoop) -> int:
+    async def _serve(self, resolved: list[tuple[str, Path]], loop: asyncio.AbstractEventLoop) -> int:
         value = self.value
+        name = resolved[0][0]
         service.raise_descriptor_limit(value["max_connections"] * 2 + DESCRIPTORS_BESIDE)
         self.server = server.Server(self.gate, server.Settings(limits=wire.Limits(body=value["body_limit"]),
                                                                max_connections=value["max_connections"]))
@@ -168,10 +172,14 @@ class _Daemon:
         except BaseException:
             await self.server.drain(0)
             raise
+        if len(resolved) > 1:
+            self.models = Models(resolved[1:], self.options, watch=self.metrics.watch, first=self._first_bytes)
+            self.app.pool = self.models
         self._ready()
-        watchdog = loop.create_task(self._watchdog())
+        tasks = [loop.create_task(self._watchdog())] + ([loop.create_task(self.models.watch_idle())] if self.models else [])
         await stop
-        watchdog.cancel()
+        for task in tasks:
+            task.cancel()
         await self._drain()
         return 0
 
@@ -204,6 +212,10 @@ class _Daemon:
             except OSError as e:
                 raise UsageError(f"{path}: can't give the socket to the group {group}: {e.strerror}") from None
         return [sock]
+
+    def _first_bytes(self) -> int:
+        assert self.loaded is not None
+        return size_of(self.loaded)
 
     def _progress(self, name: str) -> Callable[[float], None]:
         """Loading's share for /health, the service manager and, on a terminal, a bar."""
@@ -281,6 +293,8 @@ class _Daemon:
             if self.loaded:
                 self.loaded.runner.defaults = loader.defaults(self.options)
                 self.loaded.engine.queue_limit = taken["queue_limit"]
+            if self.models:
+                self.models.apply(self.options)
             for n in changed:
                 if not BY_NAME[n].reload:
                     log.logger.warning("%s has changed: a restart takes it", n)
@@ -300,6 +314,8 @@ class _Daemon:
     async def _drain(self) -> None:
         self.notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={int(self.value['drain_timeout'] * 1e6) + 15_000_000}")
         await self.server.drain(self.value["drain_timeout"])
+        if self.models:
+            await self.models.close()
         if self.loaded:
             await asyncio.to_thread(self.loaded.close)
         log.logger.info("ended")

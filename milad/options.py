@@ -43,13 +43,18 @@ class Value:
 
 _MB = 1 << 20
 OPTIONS: tuple[Option, ...] = (
-    Option("model", "list", (), "the model to serve: a GGUF file or a name that `milad models` lists", "Model",
+    Option("model", "list", (), "the model to serve: a GGUF file or a name that `milad models` lists; of several the first "
+           "stays loaded, the others are loaded when a request names them", "Model",
            metavar="FILE|NAME", env=("MILA_MODEL", "MILA_MODEL_PATH"), shown="the one model in the models folder"),
     Option("model_name", "str", None, "the id that clients see", "Model", metavar="ID", env=("MILA_MODEL_NAME",), unset=True,
            shown="the model's name in the catalogue, or its file's name"),
     Option("model_aliases", "list", (), "further ids that clients may use for it", "Model", metavar="ID", shown="none"),
     Option("models_dir", "path", None, "folder that `milad pull` fills and model names are looked up in", "Model", metavar="DIR",
            unset=True, shown="milad/models under the data folder"),
+    Option("idle_unload", "seconds", 600.0, "models besides the first are unloaded when nobody used them for so long; 0: never",
+           "Model", minimum=0, maximum=1e7, metavar="SECONDS", reload=True),
+    Option("models_memory", "size", None, "most memory for all loaded models; idle ones go to make room", "Model", minimum=1 * _MB,
+           metavar="SIZE", unset=True, shown="the memory that is free"),
     Option("family", "str", None, "the chat format, where the file's template is not recognised", "Model",
            metavar="NAME", unset=True, shown="what the file's template says"),
     Option("ctx", "int", None, "tokens that one request may use, prompt and answer together", "Model", minimum=64,

@@ -15,7 +15,7 @@ RANKS = {
     "engine.loop": 2, "engine.disk": 1,
     "output": 3, "turn": 3,
     "app": 4, "http.server": 4, "http.listen": 4, "loader": 4,
-    "gate": 5, "daemon": 6, "agents": 4, "doctor": 5,
+    "gate": 5, "models": 5, "daemon": 6, "agents": 4, "doctor": 5,
     "cli": 7, "__main__": 8,
 }
 # Whole packages whose modules are one room: they may import each other.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Awaitable, Callable, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Any, Awaitable, Callable, ContextManager, Mapping, NamedTuple, Protocol
 
 from ..http import guard
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 @dataclass
@@ -31,6 +34,22 @@ class Served:
     aliases: tuple[str, ...] = ()
     n_slots: int = 1
     created: int = 0                           # seconds since the epoch
+
+
+class Pool(Protocol):
+    """The models besides Served: loaded when a request names them."""
+
+    def ids(self) -> list[str]: ...
+
+    def find(self, name: str) -> str | None:
+        """The id that a name means, None: none of these models."""
+        ...
+
+    def loaded(self) -> list[Served]: ...
+
+    def hold(self, id: str) -> ContextManager["asyncio.Future[Served]"]:
+        """The model once it is loaded. It stays until the end of the block."""
+        ...
 
 
 class Route(NamedTuple):

@@ -7,10 +7,12 @@ sockets, framing or how a model works.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 import secrets
 from dataclasses import dataclass, field
-from typing import Any, Mapping
+from typing import Any, Iterator, Mapping
 from urllib.parse import unquote
 
 from .. import __version__, log
@@ -19,7 +21,7 @@ from ..http import body, guard, sse
 from ..http.base import Exchange, Handler, Reply
 from ..http.wire import Request, WireError
 from ..protocols.base import Protocol
-from .base import Route, Served, Settings
+from .base import Pool, Route, Served, Settings
 from .generate import as_error
 from .routes import PATTERNS, TABLE, protocols
 
@@ -60,6 +62,7 @@ class App:
         self.store = store
         self.protocols = protocols_by_name if protocols_by_name is not None else protocols()
         self.served: Served | None = None
+        self.pool: Pool | None = None          # further models
         self.loading = 0.0
         self.fault = ""                        # why no model will come, in a line
         self.n_active = 0
@@ -146,6 +149,24 @@ class App:
         if self.served is None:
             raise MiladError("unavailable", self.fault or f"the model is loading ({self.loading:.0%})", retry_after_s=2)
         return self.served
+
+    def known(self) -> list[str]:
+        """Every name that means a model, the served one's first."""
+        served = self.ready()
+        return [served.id, *served.aliases, *(self.pool.ids() if self.pool else ())]
+
+    @contextlib.contextmanager
+    def hold(self, name: str) -> Iterator[tuple[str, "asyncio.Future[Served]"]]:
+        """The id and, once it is loaded, the model that a request means by `name`; a name that is none means the served one."""
+        served = self.ready()
+        other = self.pool.find(name) if self.pool and name != served.id and name not in served.aliases else None
+        if self.pool and other is not None:
+            with self.pool.hold(other) as loading:
+                yield other, loading
+            return
+        ready: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
+        ready.set_result(served)
+        yield served.id, ready
 
     # Routing
 

@@ -87,10 +87,10 @@ def read_json(app: "App", exchange: Exchange) -> dict[str, Any]:
     return body.parse(exchange.body, request.get("content-encoding") if request else None, app.settings.body_limit)
 
 
-def check_model(app: "App", served: Served, name: str) -> None:
+def check_model(app: "App", name: str) -> None:
     """Unknown names get the default model, unless the setting is strict."""
-    if app.settings.strict_model_names and name and name != served.id and name not in served.aliases:
-        known = ", ".join((served.id, *served.aliases))
+    if app.settings.strict_model_names and name and name not in app.known():
+        known = ", ".join(app.known())
         raise MiladError("not_found", f"the model {name[:100]!r} is not served here; served: {known}", param="model",
                          code="model_not_found")
 
@@ -108,36 +108,67 @@ async def generate(app: "App", exchange: Exchange, protocol: Protocol, *, parse:
                    keep: Callable[[Turn, Ident, Encoder], Awaitable[None]] | None = None) -> None:
     """`parse` stands in for the protocol's own, and may read the disk; `keep` is awaited with a whole answer before its end is
     told."""
-    served = app.ready()
+    app.ready()
 
     def parsed() -> Turn:
         turn = (parse or protocol.parse)(read_json(app, exchange))
-        check_model(app, served, turn.model)
+        check_model(app, turn.model)
         return turn
 
+    turn = await off_loop(exchange, parsed, parse is not None)
+    with app.hold(turn.model) as (name, loading):
+        ident = Ident(new_id(protocol.id_prefix), int(time.time()), name, new_id)
+        encoder = protocol.encoder(turn, ident)
+        if turn.stream and not loading.done():
+            await _load_aloud(app, exchange, encoder, loading)
+        try:
+            served = await asyncio.shield(loading)
+            events = await _submit(exchange, served, turn)
+        except MiladError as error:
+            if exchange.status == 0:
+                raise
+            exchange.end(sse.encode(encoder.failure(error)))
+            return
+        app.n_active += 1
+
+        async def kept() -> None:
+            if keep:
+                await keep(turn, ident, encoder)
+
+        try:
+            await (_stream if turn.stream else _plain)(app, exchange, encoder, events, kept)
+        finally:
+            app.n_active -= 1
+            await events.aclose()
+            exchange.label = usage_label(encoder)
+
+
+async def _load_aloud(app: "App", exchange: Exchange, encoder: Encoder, loading: "asyncio.Future[Served]") -> None:
+    """Waits for a model that is loaded for this request; a stream whose wait gets long begins, and says that it lives."""
+    await asyncio.wait({loading}, timeout=app.settings.keepalive_s)
+    if loading.done():
+        return
+    exchange.start(200, (*STREAM_FIELDS, *app.fields(exchange)))
+    try:
+        while not loading.done():
+            exchange.write(sse.encode(encoder.keepalive()))
+            await asyncio.wait({loading}, timeout=app.settings.keepalive_s)
+    except asyncio.CancelledError:
+        if exchange.draining:
+            exchange.end(sse.encode(encoder.failure(MiladError("unavailable", SHUTTING_DOWN, retry_after_s=5))))
+        raise
+
+
+async def _submit(exchange: Exchange, served: Served, turn: Turn) -> Any:
+    """Rendered, tokenised, checked and queued: the events to come."""
     def prepare() -> list[Any]:
         turns = [replace(turn, prompt=p, prompts=()) for p in turn.prompts] or [turn]
         return [served.runner.prepare(t, path=path_of(exchange), client=exchange.client) for t in turns]
 
-    turn = await off_loop(exchange, parsed, parse is not None)
     # a small schema or regex can take a second to compile
     prepared = await off_loop(exchange, prepare, bool(turn.tools) or turn.format.kind != "text")
     exchange.body = b""                      # generations last; what was parsed need not
-    ident = Ident(new_id(protocol.id_prefix), int(time.time()), served.id, new_id, served.runner.n_ctx)
-    encoder = protocol.encoder(turn, ident)
-    events = submit(served.runner, prepared)
-    app.n_active += 1
-
-    async def kept() -> None:
-        if keep:
-            await keep(turn, ident, encoder)
-
-    try:
-        await (_stream if turn.stream else _plain)(app, exchange, encoder, events, kept)
-    finally:
-        app.n_active -= 1
-        await events.aclose()
-        exchange.label = usage_label(encoder)
+    return submit(served.runner, prepared)
 
 
 def submit(runner: Any, prepared: list[Any]) -> Any:
@@ -259,7 +290,8 @@ class _Writer:
 
 
 async def _stream(app: "App", exchange: Exchange, encoder: Encoder, events: Any, kept: Callable[[], Awaitable[None]]) -> None:
-    exchange.start(200, (*STREAM_FIELDS, *app.fields(exchange)))
+    if exchange.status == 0:                 # else begun while its model was loaded
+        exchange.start(200, (*STREAM_FIELDS, *app.fields(exchange)))
     writer = _Writer(exchange, encoder, app.settings.keepalive_s)
     try:
         async for batch in events:
@@ -302,14 +334,18 @@ async def messages(app: "App", exchange: Exchange) -> None:
 
 async def count(app: "App", exchange: Exchange, protocol: Any, **resolve: Any) -> None:
     """How many prompt tokens the same request would have."""
-    served = app.ready()
+    app.ready()
 
-    def work() -> int:
+    def parsed() -> Turn:
         turn = protocol.parse_count(read_json(app, exchange), **resolve)
-        check_model(app, served, turn.model)
-        return served.runner.count(turn)
+        check_model(app, turn.model)
+        return turn
 
-    app.reply(exchange, protocol.count_body(await off_loop(exchange, work, bool(resolve))))
+    turn = await off_loop(exchange, parsed, bool(resolve))
+    with app.hold(turn.model) as (_, loading):
+        served = await asyncio.shield(loading)
+        n_tokens = await off_loop(exchange, lambda: served.runner.count(turn))
+    app.reply(exchange, protocol.count_body(n_tokens))
 
 
 async def count_tokens(app: "App", exchange: Exchange) -> None:

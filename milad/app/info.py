@@ -33,6 +33,12 @@ def model_object(served: Served, name: str = "") -> dict[str, Any]:
                  "quantisation": info.quantisation}}
 
 
+def unloaded_object(name: str) -> dict[str, Any]:
+    """A model that the first request for it will load."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "milad", "type": "model", "display_name": name,
+            "created_at": _rfc3339(0), "aliases": [], "meta": {}, "loaded": False}
+
+
 def _rfc3339(seconds: int) -> str:
     import datetime
     return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -55,19 +61,24 @@ def codex_object(served: Served) -> dict[str, Any]:
 
 async def models(app: "App", exchange: Exchange) -> None:
     served = app.ready()
-    data = [model_object(served)]
+    data = [model_object(one) for one in (served, *(app.pool.loaded() if app.pool else ()))]
+    data += [unloaded_object(name) for name in (app.pool.ids() if app.pool else ()) if name not in {d["id"] for d in data}]
     answer = {"object": "list", "data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}
     if exchange.request and "client_version" in parse_qs(exchange.request.query, keep_blank_values=True):
-        answer["models"] = [codex_object(served)]
+        answer["models"] = [codex_object(one) for one in (served, *(app.pool.loaded() if app.pool else ()))]
     app.reply(exchange, answer)
 
 
 async def model(app: "App", exchange: Exchange, name: str) -> None:
     served = app.ready()
-    if name != served.id and name not in served.aliases:
-        raise MiladError("not_found", f"the model {name[:100]!r} is not served here; served: "
-                         + ", ".join((served.id, *served.aliases)), param="model", code="model_not_found")
-    app.reply(exchange, model_object(served, name))
+    if name not in app.known():
+        raise MiladError("not_found", f"the model {name[:100]!r} is not served here; served: " + ", ".join(app.known()),
+                         param="model", code="model_not_found")
+    if app.pool and app.pool.find(name):
+        found = [model_object(one) for one in app.pool.loaded() if one.id == name]
+        app.reply(exchange, found[0] if found else unloaded_object(name))
+    else:
+        app.reply(exchange, model_object(served, name))
 
 
 # State
