@@ -90,8 +90,10 @@ def test_a_missing_standard_stream_does_no_harm(ask, env, closed):
 
 
 def test_interrupted(ask, env):
+    """A shell gives its background jobs an ignored SIGINT, which they would inherit: the test may be one."""
     process = subprocess.Popen(ask([{"output": LONG, "token_delay_ms": 20}], "what?"), env=env, stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     assert process.stdout.read(4) == b"word"
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 130 and process.stderr.read() == b""
