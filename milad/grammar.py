@@ -45,6 +45,7 @@ class Grammar:
         self._model = model
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
+        self._closed = False
         self._n_words = (model.info.n_vocab + 31) // 32
         self._kept: OrderedDict[str, MaskConstraint] = OrderedDict()
         self._problems: OrderedDict[str, str] = OrderedDict()
@@ -55,6 +56,18 @@ class Grammar:
             return self._compile(turn, family)
         except (ValueError, TypeError, RuntimeError, RecursionError) as e:     # the library's own words for what it can't take
             raise invalid(_param(turn), f"the grammar can't be followed: {_first_line([str(e)])}") from None
+
+    def warm(self) -> None:
+        """Does what the first constrained request would wait for. Any thread."""
+        try:
+            self._llguidance()
+        except MiladError:                  # closed meanwhile
+            pass
+
+    def close(self) -> None:
+        """Waits for warm(); the model may be closed afterwards. Nothing may be compiled any more."""
+        with self._lock:
+            self._closed = True
 
     def _compile(self, turn: Turn, family: Family) -> "MaskConstraint | None":
         mode = turn.tool_choice.mode if turn.tools else "none"
@@ -338,6 +351,8 @@ class Grammar:
         """The vocabulary in llguidance's form; made at first use (0.3 s for 49,152 tokens), in two calls, since each of them
         keeps the GIL (45 and 70 ms)."""
         with self._lock:
+            if self._closed:
+                raise MiladError("unavailable", "the server is shutting down")
             if self._tokenizer is None:
                 wrapper = llguidance.TokenizerWrapper(_Vocabulary(self._model))
                 bare = LLTokenizer(wrapper, n_vocab=self._model.info.n_vocab, slices=[],

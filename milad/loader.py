@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Mapping
@@ -28,6 +29,8 @@ class Loaded:
 
     def close(self) -> None:
         self.engine.stop()
+        if self.runner.grammar is not None:
+            self.runner.grammar.close()         # it may still be reading the vocabulary
         self.context.close()
         self.model.close()
 
@@ -68,6 +71,9 @@ def load(options: Mapping[str, Value], *, post: Callable[[Callable[[], None]], N
                         queue_limit=value["queue_limit"], step_ms=value["step_ms"], **_engine_extras(value, scripted))
         runner = Runner(model, context, engine, family, n_ctx=sizes.n_ctx, name=name, defaults=defaults(options),
                         grammar=_grammar(model), remember=getattr(engine, "remember", None))
+        if runner.grammar is not None and family.tools_by_default(runner.known_as(), model.info.n_params):
+            # the first request with tools need not wait for it, nor others' streams: the library keeps the GIL meanwhile
+            threading.Thread(target=runner.grammar.warm, name="milad-grammar", daemon=True).start()
         kv_bytes = 0 if scripted else sizes.n_blocks * context.block_bytes
         _core_log()
         return Loaded(name, os.fspath(path), model, context, engine, runner, sizes, kv_bytes)

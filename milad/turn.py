@@ -229,7 +229,7 @@ class Runner:
             return replace(turn, tools=())
         if choice.mode == "none":
             return replace(turn, tools=())
-        if policy == "auto" and not self.family.tools_by_default(self._known_as(), self.model.info.n_params):
+        if policy == "auto" and not self.family.tools_by_default(self.known_as(), self.model.info.n_params):
             if not forced:
                 self._stripped(turn, "the model has no tool training; --tools on shows them all the same")
                 return replace(turn, tools=())
@@ -237,7 +237,8 @@ class Runner:
                                              if choice.mode == "required" or t.name == choice.name))
         return turn
 
-    def _known_as(self) -> str:
+    def known_as(self) -> str:
+        """What the model file calls itself; its size may stand in it."""
         parts = [self.model.metadata(k) for k in ("general.name", "general.basename", "general.size_label")]
         return " ".join(str(p) for p in parts if p) or os.path.basename(self.model.path)
 
