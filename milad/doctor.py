@@ -7,6 +7,7 @@ Nothing is changed or written, and no file of the user's is read beside milad's 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -119,10 +120,9 @@ def _build() -> Iterator[Finding]:
     except Exception as e:                   # a missing or broken library comes as one of many kinds
         yield Finding("core", "bad", f"the native library can't be used: {' '.join(str(e).split())[:300]}",
                       "build again: scripts/zipapp --force")
-    try:
-        import llguidance  # type: ignore[import-not-found]  # noqa: F401
+    if importlib.util.find_spec("llguidance"):
         yield Finding("grammars", "ok", "JSON schemas and forced tool calls are enforced")
-    except ImportError:
+    else:
         yield Finding("grammars", "note", "llguidance is not packed: JSON schemas are asked for, not enforced",
                       "scripts/zipapp --grammar")
 
@@ -243,6 +243,9 @@ def server(kind: targets.Kind | None, root: str, *, model: str | None, key_env: 
                       f"say --kind {is_kind}" + (", or another --url" if is_kind != "openai" else ""))
     else:
         yield Finding("server", "ok", f"{actual.title} {version}".strip() + f" at {root}")
+    if not key_env and not kind:
+        name = actual.key_env
+        key = environ.get(name, "").strip() if name else ""
     told = targets.inspect(actual, root, key)
     if told.refused or not told.up:
         yield Finding("key", "bad", f"refused: {told.refused or told.why_down}",

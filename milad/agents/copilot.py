@@ -1,4 +1,4 @@
-"""GitHub Copilot CLI with a provider of one's own: chat completions, all by environment (as its documentation has it; not run here)."""
+"""GitHub Copilot CLI with a provider of one's own (`copilot help providers`): chat completions, all by environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def plan(target: Target, arguments: list[str], folder: Path, user: Mapping[str, 
     return Plan([AGENT.program, *arguments],
                 {"COPILOT_PROVIDER_TYPE": "openai", "COPILOT_PROVIDER_BASE_URL": target.v1,
                  "COPILOT_PROVIDER_API_KEY": target.key, "COPILOT_MODEL": target.model},
-                usual, ("COPILOT_PROVIDER_BEARER_TOKEN",))
+                usual, ("COPILOT_PROVIDER_BEARER_TOKEN", "COPILOT_PROVIDER_API_KEY_COMMAND", "COPILOT_PROVIDER_MODEL_ID",
+                       "COPILOT_PROVIDER_WIRE_MODEL"))
 
 
 AGENT = Agent("copilot", "Copilot CLI", "copilot", "npm install -g @github/copilot", "chat", plan)

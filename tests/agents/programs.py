@@ -36,6 +36,7 @@ _MORE = ("node@22", "@earendil-works/pi-coding-agent@1.6.0", "@qwen-code/qwen-co
 PROGRAMS = {
     "claude": Program("main", _MAIN, True), "codex": Program("main", _MAIN, True), "opencode": Program("main", _MAIN, True),
     "pi": Program("more", _MORE), "qwen": Program("more", _MORE), "aider": Program("aider", ("aider-chat==0.86.2",)),
+    "copilot": Program("copilot", ("@github/copilot@1.0.102",)),
 }
 
 

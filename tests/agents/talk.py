@@ -38,5 +38,8 @@ TALKS = {t.name: t for t in (
          lambda f: ("read", {"path": f}), lambda f, text: ("write", {"path": f, "content": text})),
     Talk("qwen", lambda p: ["--yolo", "-p", p], lambda p: ["--yolo", "--continue", "-p", p],
          lambda f: ("read_file", {"file_path": f}), lambda f, text: ("write_file", {"file_path": f, "content": text})),
+    Talk("copilot", lambda p: ["-p", p, "--allow-all-tools", "--allow-all-paths"],
+         lambda p: ["--continue", "-p", p, "--allow-all-tools", "--allow-all-paths"],
+         lambda f: ("view", {"path": f}), lambda f, text: ("create", {"path": f, "file_text": text})),
     Talk("aider", lambda p: ["--message", p, *_AIDER], lambda p: ["--restore-chat-history", "--message", p, *_AIDER], None, None),
 )}
