@@ -115,7 +115,7 @@ def resolve(wanted: str | None, folder: Path | None = None) -> tuple[str, Path]:
     if os.sep in wanted or wanted.endswith((".gguf", ".bin")) or os.path.isfile(wanted):
         if wanted.endswith(".bin"):
             raise UsageError(f"{wanted}: a .bin file is Mila's own format, which milad does not read; "
-                             f"it runs GGUF files: `milad pull {DEFAULT.name}`, or --model FILE.gguf")
+                             f"it runs GGUF files: `milad pull {_counterpart(wanted)}`, or --model FILE.gguf")
         path = Path(wanted)
         if not path.is_file():
             raise UsageError(f"{wanted}: {'a folder, not a GGUF file' if path.is_dir() else 'no such file'}")
@@ -128,6 +128,16 @@ def resolve(wanted: str | None, folder: Path | None = None) -> tuple[str, Path]:
                          f"({size_text(BY_NAME[wanted].n_bytes)})")
     known = sorted({f.name for f in have} | set(BY_NAME))
     raise UsageError(f"there is no model {wanted[:80]!r}: it is no file, and `milad models` lists only {', '.join(known)}")
+
+
+def _counterpart(file: str) -> str:
+    """What `milad pull` takes for a model of Mila's, by the file's name: the same weights as GGUF."""
+    name = os.path.basename(file).lower()
+    if "llama" in name:
+        for word, repo in (("1b", "Llama-3.2-1B-Instruct"), ("8b", "Llama-3.1-8B-Instruct"), ("3b", "Llama-3.2-3B-Instruct")):
+            if word in name:
+                return f"hf:unsloth/{repo}-GGUF:Q8_0"
+    return DEFAULT.name
 
 
 def size_text(n_bytes: float) -> str:

@@ -24,7 +24,7 @@ def escape(text: str) -> str:
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" if ord(c) < 256 else f"\\u{ord(c):04x}" for c in text)
 
 
-_SECRET = re.compile(r"((?:sk|hf|pk|ghp)[-_][A-Za-z0-9]{2})[A-Za-z0-9_-]{10,}|(?i:(bearer\s+\S{2}))\S{6,}")
+_SECRET = re.compile(r"(?<![A-Za-z0-9])((?:sk|hf|pk|ghp)[-_][A-Za-z0-9]{2})[A-Za-z0-9_-]{10,}|(?i:(bearer\s+\S{2}))\S{6,}")
 
 
 def mask(text: str) -> str:

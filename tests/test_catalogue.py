@@ -31,7 +31,8 @@ def test_the_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("names,wanted,result", [
     (["b.gguf"], None, "b.gguf"), (["a.gguf", "b.gguf"], None, "several models"), ([], None, "milad pull"), (["b.gguf"], "b", "b.gguf"),
-    (["b.gguf"], "b.gguf", "no such file"), (["b.gguf"], "c", "lists only b"), ([], "smollm2", "milad pull smollm2"), ([], "x.bin", "Mila's own format"),
+    (["b.gguf"], "b.gguf", "no such file"), (["b.gguf"], "c", "lists only b"), ([], "smollm2", "milad pull smollm2"), ([], "x.bin", "milad pull smollm2"), ([], "/m/llama-3.2-1b-instruct-bf16.bin", "hf:unsloth/Llama-3.2-1B-Instruct-GGUF"),
+    ([], "llama31_8b.bin", "Llama-3.1-8B"), ([], "x.bin", "Mila's own format"),
     (["a.gguf", catalogue.DEFAULT.file], None, catalogue.DEFAULT.file), (["b.gguf"], "../b", "no such file")])
 def test_resolving(tmp_path: Path, names, wanted, result) -> None:
     put(tmp_path / "m", *names)

@@ -432,7 +432,9 @@ class Server:
         """Serves on bound sockets (bind_tcp, bind_unix, or a service manager's)."""
         for sock in sockets:
             sock.setblocking(False)
-            self._listeners.append(await self.loop.create_server(lambda: _Connection(self), sock=sock, ssl=ssl, backlog=256))
+            self._listeners.append(await self.loop.create_server(
+                lambda: _Connection(self), sock=sock, ssl=ssl, backlog=256,
+                ssl_handshake_timeout=self.settings.head_s if ssl else None))
 
     @property
     def ports(self) -> list[int]:

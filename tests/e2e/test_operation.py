@@ -72,6 +72,15 @@ def test_notify_watchdog_state_and_the_end(start) -> None:
     assert "ended" in one.log
 
 
+def test_told_to_end_while_loading(start) -> None:
+    """Wherever in its start the signal comes: 0, and nothing left."""
+    for word in ("STATUS=loading", "EXTEND_TIMEOUT_USEC"):
+        one = start("--pid-file", f"/tmp/milad-test-{os.getpid()}.l", "--kv-cache-disk", "0", script=False, ready=False)
+        one.wait(word)
+        assert one.end() == 0 and not os.path.exists(f"/tmp/milad-test-{os.getpid()}.l")
+        assert "Traceback" not in one.log
+
+
 def test_sockets_of_a_service_manager(start, tmp_path: Path) -> None:
     tcp, local = socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX)
     path = f"/tmp/milad-test-{os.getpid()}.sock"
