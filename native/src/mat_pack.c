@@ -46,19 +46,33 @@ size_t mat_panel_bytes(const mat *m)
     return l ? (size_t)((m->n_out + MAT_LANES - 1) / MAT_LANES) * (size_t)units_of(l, m->n_in) * (size_t)l->panel_unit : 0;
 }
 
+/* transpose() where nothing is missing. Row by row: each word is one load and one store, and the runs stay in L1. */
+static inline __attribute__((always_inline)) void transpose_whole(const uint8_t *const *rows, size_t offset, int32_t n_bytes,
+                                                                  const int32_t word, uint8_t *dst)
+{
+    for (int32_t r = 0; r < MAT_LANES; r++, dst += word)
+        for (int32_t i = 0; i < n_bytes; i += word)
+            memcpy(dst + i * MAT_LANES, rows[r] + offset + i, (size_t)word);
+}
+
 /* n_bytes of 16 rows, `word` bytes at a time, as runs of 16 words. Rows at NULL and bytes beyond n_have are zero. */
 static uint8_t *transpose(const uint8_t *const *rows, size_t offset, int32_t n_bytes, int32_t word, int64_t n_have, uint8_t *dst)
 {
-    for (int32_t i = 0; i < n_bytes; i += word) {
-        for (int32_t r = 0; r < MAT_LANES; r++, dst += word) {
-            if (rows[r] && (int64_t)offset + i + word <= n_have) {
-                memcpy(dst, rows[r] + offset + i, word == 4 ? 4 : 2);
-                continue;
-            }
+    if (rows[MAT_LANES - 1] && (int64_t)offset + n_bytes <= n_have) { /* rows end with the matrix: the last one tells */
+        if (word == 2)
+            transpose_whole(rows, offset, n_bytes, 2, dst);
+        else if (n_bytes == 4)
+            transpose_whole(rows, offset, 4, 4, dst);
+        else if (n_bytes == 16)
+            transpose_whole(rows, offset, 16, 4, dst);
+        else
+            transpose_whole(rows, offset, n_bytes, 4, dst);
+        return dst + n_bytes * MAT_LANES;
+    }
+    for (int32_t i = 0; i < n_bytes; i += word)
+        for (int32_t r = 0; r < MAT_LANES; r++, dst += word)
             for (int32_t b = 0; b < word; b++)
                 dst[b] = rows[r] && (int64_t)offset + i + b < n_have ? rows[r][offset + (size_t)i + (size_t)b] : 0;
-        }
-    }
     return dst;
 }
 
@@ -178,8 +192,14 @@ void mat_pack_rows(const mat *src, void *dst, int64_t o0, int64_t o1)
     const mat_layout_info *l = mat_layout_of(src->type);
     const int64_t n_units = units_of(l, src->n_in);
     const size_t panel = (size_t)n_units * (size_t)l->panel_unit;
-    for (int64_t o = o0; o < o1; o += MAT_LANES)
+    const size_t rows_bytes = (size_t)(src->n_in / l->block_values) * (size_t)l->block_bytes * MAT_LANES;
+    for (int64_t o = o0; o < o1; o += MAT_LANES) {
+        /* Packing hops between 16 rows, which the machine doesn't foresee; as bytes they follow one another. */
+        const uint8_t *next = (const uint8_t *)src->data + (size_t)(o / MAT_LANES + 1) * rows_bytes;
+        for (size_t i = 0; o + 2 * MAT_LANES <= o1 && i < rows_bytes; i += 64)
+            __builtin_prefetch(next + i, 0, 2);
         mat_pack_units(src, o, 0, n_units, (uint8_t *)dst + (size_t)(o / MAT_LANES) * panel);
+    }
 }
 
 void mat_row_f32(const mat *m, int64_t row, float *out)
