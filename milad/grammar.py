@@ -5,7 +5,7 @@ it owns: how a family's call markup is written as one Lark grammar, and what hap
 follow (tools: relaxed with a log line; response_format: a 400).
 
 Grammars are compiled in any thread but the event loop's: a costly one takes a second, without the GIL. What was compiled is
-kept, since agents send the same tools every turn. A Constraint belongs to the engine thread; its first mask is computed here.
+kept where it is large, since agents send the same tools every turn. A Constraint belongs to the engine thread; its first mask is computed here.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _MAX_SCHEMA = 200_000               # bytes of one schema: beyond it compiling t
 _LARGE = 10_000                     # bytes of a schema that is tried out before it joins others
 _MAX_LENGTH = 2000                  # of a string in XML arguments: longer limits are not held
 _KEPT, _KEPT_BYTES = 16, 2_000_000  # compiled grammars: how many, of at most how many bytes of text each
+_MAX_COPIES = 256                   # of one compiled grammar
 _TEXT = r"(.|\n)*"
 _END_VALUE = "</parameter>"
 
@@ -334,17 +335,17 @@ class Grammar:
         """`text`: Lark, or llguidance's JSON. param: whose contract it is; "": a help, given up where it hits a limit."""
         with self._lock:
             known = self._kept.get(text)
-            if known is not None:
+            if known is not None and known.family.fresh():
                 self._kept.move_to_end(text)
-        if known is not None:
-            return known.copy(param)
+                return known.copy(param)
         matcher = LLMatcher(self._llguidance(), text if text.startswith('{"grammars"') else llguidance.grammar_from("lark", text),
                             log_level=0, limits=llguidance.LLParserLimits(**_LIMITS))
         made = MaskConstraint(matcher, self._n_words, param)
         problem = made.prepare(self._model)
         if problem:
             raise invalid(param, f"the grammar can't be followed: {problem}")
-        self._keep(self._kept, text, made, _KEPT)
+        if len(text) > _LARGE:
+            self._keep(self._kept, text, made, _KEPT)
         return made.copy(param)
 
     def _llguidance(self) -> LLTokenizer:
@@ -378,7 +379,9 @@ class _Vocabulary:
 class MaskConstraint:
     """One sequence's way through a grammar (engine.base.Constraint). Tokens that its mask forbids must not be accepted."""
 
-    def __init__(self, matcher: LLMatcher, n_words: int, param: str, first: bytes | None = None) -> None:
+    def __init__(self, matcher: LLMatcher, n_words: int, param: str, first: bytes | None = None,
+                 family: "_Copies | None" = None) -> None:
+        self.family = family or _Copies()
         self._matcher = matcher
         self._n_words = n_words
         self._param = param
@@ -403,6 +406,7 @@ class MaskConstraint:
             self._next = self._matcher.compute_bitmask()[:self._n_words * 4]
         if not self._matcher.is_error():
             return self._next
+        self.family.spent = True
         problem = _first_line([self._matcher.get_error()])
         if self._param:
             raise invalid(self._param, f"the grammar became too complex to follow: {problem}")
@@ -415,7 +419,20 @@ class MaskConstraint:
             self._matcher.consume_token(token)
 
     def copy(self, param: str | None = None) -> "MaskConstraint":
-        return MaskConstraint(self._matcher.deep_copy(), self._n_words, self._param if param is None else param, self._next)
+        self.family.n_made += 1
+        return MaskConstraint(self._matcher.deep_copy(), self._n_words, self._param if param is None else param, self._next,
+                              self.family)
+
+
+class _Copies:
+    """What copies of one matcher share: the library's automaton, which grows with use and counts against its limits."""
+
+    def __init__(self) -> None:
+        self.spent = False
+        self.n_made = 0
+
+    def fresh(self) -> bool:
+        return not self.spent and self.n_made < _MAX_COPIES
 
 
 def _lark(parts: Iterable[str], rules: Iterable[str] = ()) -> str:

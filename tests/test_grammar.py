@@ -371,9 +371,30 @@ def test_eighty_large_tools_and_what_is_kept(vocabularies: Any) -> None:
         for token in trigger:
             again.accept(token)
         assert first.mask() == grammar.compile(turn_of(tools=tools), family).mask() != again.mask()     # nothing is shared
-    for i in range(60):
-        grammar.compile(turn_of(format=Format("regex", text=f"a{{{i}}}")), MAKERS["chatml"]())
-    assert len(grammar._kept) <= 16
+    for i in range(20):
+        grammar.compile(turn_of(tools=tools[i:i + 30]), MAKERS["chatml"]())
+    assert 0 < len(grammar._kept) <= 16
+
+
+def test_what_one_request_used_up_is_not_anothers(vocabularies: Any) -> None:
+    """Copies of a matcher share its automaton: one that hit a limit is thrown away."""
+    model, grammar = vocabularies["control"]
+    odd = ToolSpec("odd", "d", {"type": "object", "description": "d" * 20_000, "properties": {"a": {
+        "type": "string", "pattern": "^(?s:.*[ab].{300}){10}$"}}, "required": ["a"], "additionalProperties": False})
+    turn = turn_of(tools=(odd,), tool_choice=ToolChoice("required"))
+    lengths = []
+    for _ in range(2):
+        constraint = grammar.compile(turn, MAKERS["chatml"]())
+        n = 0
+        with pytest.raises(MiladError, match="too complex"):
+            for n, byte in enumerate(b'<tool_call>\n{"name": "odd", "arguments": {"a": "' + bytes(random.Random(5).choices(b"abc", k=4000))):
+                token = model.specials["<tool_call>"] if n < 1 else model.tokenize(bytes((byte,)))[0]
+                if 0 < n < len("<tool_call>"):
+                    continue
+                constraint.mask()
+                constraint.accept(token)
+        lengths.append(n)
+    assert lengths[1] >= lengths[0] > 60
 
 
 def test_prefill_and_thinking(vocabularies: Any) -> None:
