@@ -115,8 +115,7 @@ class _Daemon:
     def _security(self) -> None:
         value = self.value
         self.app = App(Settings(access_log=lambda line: log.logger.info("%s", line),
-                                metrics=lambda: prometheus(self.metrics, self.app.served, self.app.loading, self._n_connections()),
-                                status=lambda: status(self.metrics, self.app.served, self.app.loading, self._n_connections())),
+                                metrics=lambda: prometheus(*self._state()), status=lambda: status(*self._state())),
                        store=_store())
         self.gate = Gate(self.app, self.metrics)
         self._apply(value)
@@ -124,6 +123,10 @@ class _Daemon:
             self.ssl = tls.context(value["tls_cert"], value["tls_key"])
         if self.gate.ring is not None and not len(self.gate.ring):
             log.logger.warning("%s holds no key yet: every request is refused until `milad key add`", value["keys_file"])
+
+    def _state(self) -> tuple[Any, ...]:
+        """What metrics and status are made of."""
+        return (self.metrics, self.app.served, self.app.loading, self._n_connections(), self.models.loaded() if self.models else ())
 
     def _n_connections(self) -> int:
         return len(self.server.connections)
@@ -296,7 +299,7 @@ class _Daemon:
             if self.models:
                 self.models.apply(self.options)
             for n in changed:
-                if not BY_NAME[n].reload:
+                if not BY_NAME[n].reload or n == "tls_cert" and bool(new[n]) != bool(self.ssl):
                     log.logger.warning("%s has changed: a restart takes it", n)
             log.logger.info("reloaded%s", ": " + ", ".join(n for n in changed if BY_NAME[n].reload) if changed else "")
         if self.loaded:

@@ -192,8 +192,20 @@ def _process_lines(metrics: Metrics) -> Iterator[str]:
     yield from _family("process_open_fds", "gauge", "Open files.", [({}, n_fds)])
 
 
-def prometheus(metrics: Metrics, served: Any, loading: float, n_connections: int) -> str:
-    """served: app.Served or None while loading."""
+def summed(stats: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """Several engines' stats as one: counts and blocks add up, the pace is the first one's."""
+    total = dict(stats[0])
+    for other in stats[1:]:
+        for key, value in other.items():
+            if key == "disk":
+                total["disk"] = {k: total.get("disk", {}).get(k, 0) + v for k, v in value.items()}
+            elif key not in ("decode_step_s", "prefill_row_s", "n_ctx"):
+                total[key] = total.get(key, 0) + value
+    return total
+
+
+def prometheus(metrics: Metrics, served: Any, loading: float, n_connections: int, others: Iterable[Any] = ()) -> str:
+    """served: app.Served or None while loading; others: further models that are loaded."""
     lines = list(_family("milad_build_info", "gauge", "The program.", [({"version": __version__}, 1)]))
     lines += _family("milad_ready", "gauge", "1: a model answers.", [({}, int(served is not None))])
     lines += _family("milad_load_progress", "gauge", "How far loading the model is, 0 to 1.", [({}, 1 if served else loading)])
@@ -205,17 +217,17 @@ def prometheus(metrics: Metrics, served: Any, loading: float, n_connections: int
     lines += _histogram("milad_time_to_first_token_seconds", "From a request's admission to its first text.", metrics.ttft)
     lines += _histogram("milad_inter_token_seconds", "Between two pieces of text of one answer.", metrics.gap)
     if served:
-        info = served.runner.model.info
-        lines += _family("milad_model_info", "gauge", "The model that answers.", [
-            ({"model": served.id, "architecture": info.architecture, "quantisation": info.quantisation,
-              "context": served.runner.n_ctx}, 1)])
-        lines += _engine_lines(served.runner.engine.stats())
+        models = [served, *others]
+        lines += _family("milad_model_info", "gauge", "The models that answer.", [
+            ({"model": m.id, "architecture": m.runner.model.info.architecture, "quantisation": m.runner.model.info.quantisation,
+              "context": m.runner.n_ctx}, 1) for m in models])
+        lines += _engine_lines(summed([m.runner.engine.stats() for m in models]))
     return "\n".join([*lines, *_process_lines(metrics)]) + "\n"
 
 
 # -- For people -----------------------------------------------------------------------------------------------------------
 
-def status(metrics: Metrics, served: Any, loading: float, n_connections: int) -> dict[str, Any]:
+def status(metrics: Metrics, served: Any, loading: float, n_connections: int, others: Iterable[Any] = ()) -> dict[str, Any]:
     """GET /v1/milad/status."""
     answer: dict[str, Any] = {
         "object": "milad.status", "version": __version__, "pid": os.getpid(), "uptime_s": round(time.time() - metrics.started, 1),
@@ -224,9 +236,10 @@ def status(metrics: Metrics, served: Any, loading: float, n_connections: int) ->
         "time_to_first_token_s": {"p50": metrics.ttft.quantile(.5), "p95": metrics.ttft.quantile(.95)},
         "inter_token_s": {"p50": metrics.gap.quantile(.5), "p95": metrics.gap.quantile(.95)}}
     if served:
-        engine = served.runner.engine
+        models = [served, *others]
         answer["model"] = {"id": served.id, "architecture": served.runner.model.info.architecture,
                            "quantisation": served.runner.model.info.quantisation, "context": served.runner.n_ctx}
-        answer["engine"] = engine.stats()
-        answer["sequences"] = engine.sequences()
+        answer["models"] = [m.id for m in models]
+        answer["engine"] = summed([m.runner.engine.stats() for m in models])
+        answer["sequences"] = [{"model": m.id, **s} for m in models for s in m.runner.engine.sequences()]
     return answer

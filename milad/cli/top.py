@@ -83,7 +83,8 @@ def render(now: dict[str, Any], before: dict[str, Any] | None, width: int) -> li
     n_in, n_cached = engine["n_prompt_tokens"], engine["n_cached_tokens"]
     ttft, gap = now["time_to_first_token_s"], now["inter_token_s"]
     lines += [
-        f"model    {model['id']}  {model['architecture']} {model['quantisation']}  context {model['context']:,}",
+        f"model    {model['id']}  {model['architecture']} {model['quantisation']}  context {model['context']:,}"
+        + "".join(f"   {name}" for name in now["models"][1:]),
         f"running  {engine['n_running']} of {engine['parallel']}   waiting {engine['n_queued']} of {engine['queue_limit']}",
         f"speed    {rate('n_generated_tokens'):.1f} tokens/s out   {rate('n_prompt_tokens'):.1f} tokens/s in   "
         f"first token p50 {_ms(ttft['p50'])} p95 {_ms(ttft['p95'])}   next p50 {_ms(gap['p50'])} p95 {_ms(gap['p95'])}",

@@ -61,6 +61,10 @@ def test_loaded_when_named_and_unloaded_when_idle(start) -> None:
     assert chat(one, "gpt-whatever")[1]["model"] == chat(one, "smollm2")[1]["model"] == "smollm2"
     status, body = chat(one, "second")
     assert status == 200 and body["model"] == "second" and loaded(one)["second"] and not loaded(one)["third"]
+    state = json.loads(one.ask("/v1/milad/status")[1])
+    assert state["models"] == ["smollm2", "second"] and state["engine"]["parallel"] == 8
+    text = one.ask("/metrics")[1].decode()
+    assert text.count("milad_model_info{") == 2 and text.count("# TYPE milad_requests_running") == 1
     assert json.loads(one.ask("/v1/models/second")[1])["meta"]["n_ctx"] > 0 and one.ask("/v1/models/third")[0] == 200
     until(lambda: not loaded(one)["second"])
     assert loaded(one)["smollm2"]                # the first stays
