@@ -62,8 +62,8 @@ class Daemon:
         sent = dict(headers or {})
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
-        if body is not None:
-            sent.setdefault("Content-Type", "application/json")
+        if body is not None and "content-type" not in map(str.lower, sent):
+            sent["Content-Type"] = "application/json"
         try:
             connection.request(method, path, body, sent)
             reply = connection.getresponse()
