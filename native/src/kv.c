@@ -210,16 +210,16 @@ const void *kv_values(const kv *c, int32_t layer, int32_t block, int32_t head) {
 
 static void expand_q8(const kv *c, const ops *o, const uint8_t *page, float *k, float *v) {
     const int8_t *kq = (const int8_t *)page + c->k_at, *vq = (const int8_t *)page + c->v_at;
-    const uint16_t *v_scales = (const uint16_t *)(const void *)(page + c->v_scale_at);
+    const uint16_t *k_scales = (const uint16_t *)(const void *)page, *v_scales = (const uint16_t *)(const void *)(page + c->v_scale_at);
     float scale[T];
+    uint16_t half[T];
     for (int32_t g = 0; g < c->n_groups; g++) {
-        const int32_t d0 = g * GROUP, d1 = d0 + GROUP < c->head_dim ? d0 + GROUP : c->head_dim;
-        o->f32_from_f16(scale, (const uint16_t *)(const void *)page + (size_t)g * T, T);
-        for (int32_t d = d0; d < d1; d++)
-            for (int32_t t = 0; t < T; t++) k[d * T + t] = (float)kq[d * T + t] * scale[t];
-        for (int32_t t = 0; t < T; t++) o->f32_from_f16(scale + t, v_scales + t * c->n_groups + g, 1);
-        for (int32_t t = 0; t < T; t++)
-            for (int32_t d = d0; d < d1; d++) v[t * c->head_dim + d] = (float)vq[t * c->head_dim + d] * scale[t];
+        const int32_t d = g * GROUP, n = c->head_dim - d < GROUP ? c->head_dim - d : GROUP;
+        o->f32_from_f16(scale, k_scales + g * T, T);
+        o->f32_from_i8(k + d * T, kq + d * T, T, n, T, scale, 0);
+        for (int32_t t = 0; t < T; t++) half[t] = v_scales[t * c->n_groups + g];
+        o->f32_from_f16(scale, half, T);
+        o->f32_from_i8(v + d, vq + d, c->head_dim, T, n, scale, 1);
     }
 }
 

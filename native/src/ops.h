@@ -39,6 +39,8 @@ typedef struct ops {
     /* F32 to F16, to nearest even, finite values saturate at +-65504; and back. */
     void (*f16_from_f32)(uint16_t *out, const float *x, int32_t n);
     void (*f32_from_f16)(float *out, const uint16_t *x, int32_t n);
+    /* out = x * scale for n_rows rows of n values, both ld apart. by_row: scale[row], else scale[column]. */
+    void (*f32_from_i8)(float *out, const int8_t *x, int64_t ld, int32_t n_rows, int32_t n, const float *scale, int32_t by_row);
     /* F32 to BF16, to nearest even; subnormals may become zero. */
     void (*bf16_from_f32)(uint16_t *out, const float *x, int32_t n);
     /* One tile of keys and values; only the first n_valid of 32 count (the rest may be anything, NaN too).

@@ -13,6 +13,7 @@
 #define STORE_F16(p, v) \
     _mm256_storeu_si256((__m256i *)(void *)(p), _mm512_cvtps_ph((__m512)(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
 
+#define LOAD_I8(p) ((vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(p)))))
 #define STORE_BF16(p, v) _mm256_storeu_si256((__m256i *)(void *)(p), (__m256i)_mm512_cvtneps_pbh((__m512)(v)))
 #define DOT2(acc, pairs, q) ((vf)_mm512_dpbf16_ps((__m512)(acc), (__m512bh)(pairs), (__m512bh)(q)))
 

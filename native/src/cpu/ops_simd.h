@@ -3,7 +3,7 @@
  *   TILE_R   query rows that one pass over a tile holds in registers
  *   OPS_NAME the table's name, OPS_TABLE its symbol
  *   VFMA(a, b, c), VMAX(a, b), VMIN(a, b) (b where either is NaN, as maxps), MAX_LANES(v), LOAD_F16(p), STORE_F16(p, v),
- *   STORE_BF16(p, v), and DOT2(acc, pairs, q) where the machine multiplies pairs of BF16
+ *   LOAD_I8(p), STORE_BF16(p, v) where there is better than what stands here, and DOT2(acc, pairs, q) where the machine multiplies pairs of BF16
  * defined by the includer after `vf`, i.e. as macros. GCC/Clang vector extensions do the rest.
  */
 #include <math.h>
@@ -30,6 +30,11 @@ INLINE vf select_f(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & 
 /* A NaN in x survives both. */
 INLINE vf at_least(vf x, float c) { return VMAX(splat(c), x); }
 INLINE vf at_most(vf x, float c) { return VMIN(splat(c), x); }
+
+#ifndef LOAD_I8
+typedef int8_t vb_u __attribute__((vector_size(VW), aligned(1), may_alias));
+#define LOAD_I8(p) __builtin_convertvector(*(const vb_u *)(p), vf)
+#endif
 
 #ifndef STORE_BF16
 INLINE void store_bf16(uint16_t *p, vf v) {
@@ -158,6 +163,14 @@ static void f32_from_f16(float *out, const uint16_t *x, int32_t n) {
     }
 }
 
+static void f32_from_i8(float *out, const int8_t *x, int64_t ld, int32_t n_rows, int32_t n, const float *scale, int32_t by_row) {
+    for (int32_t r = 0; r < n_rows; r++, out += ld, x += ld) {
+        int32_t i = 0;
+        for (; i + VW <= n; i += VW) store(out + i, LOAD_I8(x + i) * (by_row ? splat(scale[r]) : load(scale + i)));
+        for (; i < n; i++) out[i] = (float)x[i] * scale[by_row ? r : i];
+    }
+}
+
 static void bf16_from_f32(uint16_t *out, const float *x, int32_t n) {
     int32_t i = 0;
     for (; i + VW <= n; i += VW) STORE_BF16(out + i, load(x + i));
@@ -180,6 +193,7 @@ const ops OPS_TABLE = {
     .rope = rope,
     .f16_from_f32 = f16_from_f32,
     .f32_from_f16 = f32_from_f16,
+    .f32_from_i8 = f32_from_i8,
     .bf16_from_f32 = bf16_from_f32,
     .attn_tile_f32 = attn_tile_f32,
     .attn_tile_f16 = attn_tile_f16,
