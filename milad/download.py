@@ -76,10 +76,21 @@ def open_url(url: str, headers: dict[str, str], timeout_s: float = STALL_S) -> t
     return opener.open(urllib.request.Request(url, headers=sent), timeout=timeout_s), redirects.linked
 
 
+def shown(url: str) -> str:
+    """For errors: without a signed query, which is as good as a key."""
+    return urlsplit(url)._replace(query="", fragment="").geturl()[:300]
+
+
 def check_url(url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"{url[:200]}: not an http:// or https:// address")
+    try:
+        parts = urlsplit(url)
+        right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        right = False
+    if not right:
+        raise UsageError(f"{url.partition('?')[0][:200]}: not an http:// or https:// address")
+    if parts.username or parts.password:
+        raise UsageError(f"{parts.scheme}://...@{parts.hostname}: addresses with a name or password in them are not used")
 
 
 class _Changed(Exception):
@@ -180,10 +191,10 @@ class _Download:
                 reason = e
             n_failed = n_failed + 1 if n <= before else 1
             if isinstance(reason, urllib.error.HTTPError) and reason.code < 500 and reason.code not in (408, 425, 429):
-                raise UsageError(f"{self.version.url}: {reason.code} {reason.reason}{_hint(reason.code)}") from None
+                raise UsageError(f"{shown(self.version.url)}: {reason.code} {reason.reason}{_hint(reason.code)}") from None
             if isinstance(getattr(reason, "reason", None), (ssl.SSLCertVerificationError, socket.gaierror)) \
                     or n_failed >= N_TRIES or n_restarts >= N_RESTARTS:
-                raise UsageError(f"{self.version.url}: {getattr(reason, 'reason', None) or reason or type(reason).__name__}; what came "
+                raise UsageError(f"{shown(self.version.url)}: {getattr(reason, 'reason', None) or reason or type(reason).__name__}; what came "
                                  "is kept, the same command goes on from there") from None
             self.sleep(min(30.0, 0.5 * 2 ** n_failed))
         return digest.hexdigest()
@@ -247,13 +258,13 @@ class _Download:
                 raise _Changed("the server does not resume, or has another version")
             total = response.length or 0
         else:
-            raise UsageError(f"{version.url}: unexpected answer {response.status}")
+            raise UsageError(f"{shown(version.url)}: unexpected answer {response.status}")
         if linked.get("x-linked-size", "").isdigit():
             total = total or int(linked["x-linked-size"])
         if version.size and total and total != version.size:
             if n:
                 raise _Changed("another size")
-            raise UsageError(f"{version.url}: the server has {total} bytes, {version.size} were expected")
+            raise UsageError(f"{shown(version.url)}: the server has {total} bytes, {version.size} were expected")
         version.size = version.size or total
         etag = response.headers.get("ETag", "")
         sha256 = next((t for t in (_plain(linked.get("x-linked-etag", "")), _plain(etag)) if _SHA256.fullmatch(t)), "")
@@ -285,11 +296,11 @@ def _hint(code: int) -> str:
 
 def fetch(url: str, target: Path, *, size: int = 0, sha256: str = "", headers: dict[str, str] | None = None,
           progress: Progress = lambda done, total: None, stall_s: float = STALL_S,
-          sleep: Callable[[float], None] = time.sleep) -> str:
+          sleep: Callable[[float], None] | None = None) -> str:
     """url's file as `target`. size, sha256: where they are known beforehand. Returns the SHA-256 that was checked, "" where
     neither the caller nor the server knew one. UsageError in one line; what came stays for the next try."""
     download = _Download(url, target, size=size, sha256=sha256.lower(), headers=headers or {}, progress=progress,
-                         stall_s=stall_s, sleep=sleep)
+                         stall_s=stall_s, sleep=sleep or time.sleep)
     try:
         download.run()
     except OSError as e:

@@ -96,9 +96,9 @@ def _listing(url: str, headers: dict[str, str], repo: str) -> list[dict[str, Any
         except urllib.error.HTTPError as e:
             raise UsageError(f"hf:{repo}: {e.code} {e.reason}{download._hint(e.code)}") from None
         except (OSError, ValueError) as e:
-            raise UsageError(f"{url}: {getattr(e, 'reason', None) or e}") from None
+            raise UsageError(f"{download.shown(url)}: {getattr(e, 'reason', None) or e}") from None
         if not isinstance(entries, list):
-            raise UsageError(f"{url}: not a list of files")
+            raise UsageError(f"{download.shown(url)}: not a list of files")
         found += [e for e in entries if isinstance(e, dict) and isinstance(e.get("path"), str) and e["path"].endswith(".gguf")]
         if not link or urlsplit(link[1])[:2] != urlsplit(url)[:2]:
             return found
@@ -168,7 +168,7 @@ def pull(wanted: str, folder: Path, *, sha256: str = "", say: Callable[[str], No
             magic = f.read(4)
         if magic != b"GGUF":
             os.unlink(target)
-            raise UsageError(f"{file.url}: that is not a GGUF file")
+            raise UsageError(f"{download.shown(file.url)}: that is not a GGUF file")
         if not checked:
             say(f"{file.name}: the source gives no SHA-256 to check it by; it is {catalogue.sha256(target)}")
     return folder / files[0].name

@@ -131,6 +131,15 @@ def test_a_damaged_note_beside_the_part(hub: Hub, tmp_path: Path, damage: bytes)
     assert fetch(hub, tmp_path) == DATA
 
 
+@pytest.mark.parametrize("url", ["http://user:secretword@127.0.0.1:1/m.gguf", "http://127.0.0.1:1/m.gguf?signature=secretword",
+                                 "http://127.0.0.1:99999/m.gguf?secretword", "http://[::1/m.gguf?secretword", "http://127.0.0.1:x/m.gguf"])
+def test_errors_hold_no_secrets_and_odd_addresses_are_one_line(tmp_path: Path, url, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda s: None)
+    assert cli.main(["pull", url, "--models-dir", str(tmp_path)]) == 1
+    err = capsys.readouterr().err.splitlines()
+    assert err[-1].startswith("milad: ") and not any("secretword" in line for line in err)
+
+
 @pytest.mark.parametrize("code,word", [(401, "HF_TOKEN"), (403, "terms"), (404, "spelled")])
 def test_refusals_are_not_tried_again(hub: Hub, tmp_path: Path, code, word) -> None:
     hub.moves += [("status", code)]
