@@ -244,9 +244,8 @@ class _Daemon:
                         "" if room >= loaded.sizes.parallel else f" (memory holds {room} full ones)",
                         f"script {self.value['script']}" if self.value["script"]
                         else f"{stat['n_threads']} threads, {stat['isa']}, ready after {time.monotonic() - self.started:.1f} s")
-        if sys.stderr.isatty() and url.startswith("http:") and self.gate.ring is None:
-            print(f"\n  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
-                  "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'\n", file=sys.stderr)
+        if url.startswith("http:") and self.gate.ring is None:
+            _show_curl(url)
         self.notify("READY=1", f"STATUS=serving {loaded.name} at {url}")
 
     def _url(self) -> str:
@@ -322,6 +321,16 @@ class _Daemon:
         if self.loaded:
             await asyncio.to_thread(self.loaded.close)
         log.logger.info("ended")
+
+
+def _show_curl(url: str) -> None:
+    """A command to try: for a person at a terminal, or, where that person reads a file or a pipe, as one line of the log."""
+    parts = (f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'",
+             """-d '{"messages": [{"role": "user", "content": "Hello!"}]}'""")
+    if sys.stderr.isatty():
+        print("\n  " + " \\\n    ".join(parts) + "\n", file=sys.stderr)
+    else:
+        log.logger.info("try it: %s", " ".join(parts))
 
 
 def _log_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

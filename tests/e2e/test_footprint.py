@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,6 +55,14 @@ def test_idle_takes_no_cpu(real) -> None:
     before = cpu_ticks(real.process.pid)
     time.sleep(2)
     assert cpu_ticks(real.process.pid) - before <= 1
+
+
+def test_the_command_that_the_log_shows_works(real) -> None:
+    (command,) = re.findall(r"try it: (curl .*)", real.log)
+    if not shutil.which("curl"):
+        pytest.skip("no curl here")
+    done = subprocess.run(["sh", "-c", command], capture_output=True, timeout=60)
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"]
 
 
 def test_two_at_once(start, real) -> None:
