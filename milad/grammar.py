@@ -5,7 +5,8 @@ it owns: how a family's call markup is written as one Lark grammar, and what hap
 follow (tools: relaxed with a log line; response_format: a 400).
 
 Grammars are compiled in any thread but the event loop's: a costly one takes a second, without the GIL. What was compiled is
-kept where it is large, since agents send the same tools every turn. A Constraint belongs to the engine thread; its first mask is computed here.
+kept where it is large, since agents send the same tools every turn. A Constraint belongs to the engine thread; its first mask is
+computed here.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _MAX_LENGTH = 2000                  # of a string in XML arguments: longer limit
 _KEPT, _KEPT_BYTES = 16, 2_000_000  # compiled grammars: how many, of at most how many bytes of text each
 _MAX_COPIES = 256                   # of one compiled grammar
 _TEXT = r"(.|\n)*"
+_SPELLABLE = re.compile(r"[^\s<>\"']([^<>\n]{0,198}[^\s<>\"'])?")  # as a parameter's name in its tag
 _END_VALUE = "</parameter>"
 
 
@@ -203,7 +205,8 @@ class Grammar:
     def _xml(self, name: str, schema: Mapping[str, Any], rules: list[str]) -> list[str]:
         """<function=name> with one <parameter=x> per argument, required ones first, each in the schema's order."""
         properties = schema.get("properties")
-        properties = properties if isinstance(properties, Mapping) else {}
+        # a name with tags' own characters can't be read back
+        properties = {k: v for k, v in properties.items() if _SPELLABLE.fullmatch(k)} if isinstance(properties, Mapping) else {}
         required = [n for n in schema.get("required", ()) if n in properties]
         kinds = argument_types(schema)
         out = [_quoted(f"<function={name}>\n")]
@@ -225,7 +228,7 @@ class Grammar:
                  and not ("null" in kinds and c.strip().lower() in ("null", "none"))] if isinstance(choices, (list, tuple)) else []
         if texts:
             return ["(" + " | ".join(map(_quoted, [*texts, *(["null"] if "null" in kinds else [])])) + ")", close]
-        pattern = self._text_pattern(schema) if kinds == {"string"} else ""
+        pattern = self._text_pattern(schema) if kinds <= {"string", "null"} else ""
         if not pattern:
             return ["value"]
         name = f"value_{len(rules)}"

@@ -24,6 +24,7 @@ from milad.families.llama3 import Llama3
 from milad.families.mistral import Mistral
 from milad.families.qwen3 import Qwen3
 from milad.output import Output
+from milad.protocols.chat import Chat
 from milad.turn import Prepared, Runner
 
 pytest.importorskip("llguidance")
@@ -411,3 +412,46 @@ def test_prefill_and_thinking(vocabularies: Any) -> None:
     assert starts(said, Qwen3()) == letters == starts(said, Qwen3(prompt_opens_thinking=True))
     thought = replace(said, messages=(user("x"), Message("assistant", (Thinking("so"),))))
     assert model.specials["</think>"] in starts(thought, Qwen3()) and thinks in starts(thought, Qwen3())
+
+
+NAMES = ("f", "a b", "a>b", "a\nb", 'q"uote', "日本", "<think>", "</tool_call>", "[ARGS]", "a.b", "a:b", "</function>", "{", "\\", "'",
+         "name", "a/b", "é\u2028", " lead", "trail ", "[", "a=b", "a,b", "mcp__x__y", "get-it")
+
+
+def random_schema(rng: random.Random, names: list[str], depth: int = 0) -> Any:
+    kind = rng.randrange(9 if depth > 1 else 11)
+    if kind == 9:
+        return {"type": "array", "items": random_schema(rng, names, depth + 1), "maxItems": 2}
+    if kind == 10:
+        keys = rng.sample(names, 2)
+        return {"type": "object", "properties": {k: random_schema(rng, names, depth + 1) for k in keys}, "required": keys[:1],
+                "additionalProperties": False}
+    return ({"type": "string", "maxLength": rng.randrange(1, 9)}, {"type": "integer", "minimum": 0, "maximum": rng.randrange(1, 50)},
+            {"type": "boolean"}, {"enum": rng.sample(NAMES, 3)}, {"enum": [1, None, "x", True]},
+            {"type": ["string", "null"], "maxLength": 5}, {"anyOf": [{"type": "integer", "maximum": 9, "minimum": 0}, {"type": "null"}]},
+            {"const": rng.choice(NAMES)}, {"type": "string", "pattern": "^[a-f]{1,4}$"})[kind]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_random_tools(vocabularies: Any, name: str) -> None:
+    """Tools of any name and schema through the protocol: a forced call is always read back, whole and valid."""
+    family = MAKERS[name]()
+    names = [n for n in NAMES if name != "qwen3-coder" or re.fullmatch(r"[^<>\s\"']+", n)]      # its tags can't spell the others
+    n_ended = 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        tools = []
+        for tool in rng.sample(NAMES, 2):
+            keys = rng.sample(names, rng.randrange(4))
+            tools.append({"type": "function", "function": {"name": tool, "parameters": {
+                "type": "object", "properties": {k: random_schema(rng, names) for k in keys},
+                "required": [k for k in keys if rng.random() < 0.6], "additionalProperties": False}}})
+        turn = Chat().parse({"messages": [{"role": "user", "content": "x"}], "tools": tools, "tool_choice": "required"})
+        turn = replace(turn, thinking=False)
+        model, grammar = vocabularies[rng.choice(list(KINDS))]
+        tokens, ended = walk(model, grammar.compile(turn, family), seed, most=800, ends=0.7)
+        if ended:
+            fold = read(model, family, turn, tokens)
+            assert calls_of(fold, turn.tools) and not fold.text(), fold.blocks
+            n_ended += 1
+    assert n_ended > 30

@@ -174,7 +174,7 @@ class XmlCall:
         return self._step(c)
 
     def special(self, text: str) -> int:
-        if self._step == self._in_value:
+        if self._step in (self._in_value, self._key):
             return spell(self, text)
         self.rest = text
         if self._open and not self._word and text == "</tool_call>":

@@ -2,7 +2,7 @@
 
 What milad can't run (web_search, image_generation, tool types yet to come) is ignored and noted, never refused: agents
 declare them whatever the server is. Names are unique as the model sees them: a namespaced tool whose name is taken gets its
-namespace before it. Pure.
+namespace before it; what would read as markup (blanks, brackets, quotes) is "_" there, and the client's own on the way out. Pure.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from .fields import Obj, bad, check_json, kind_of
 MAX_TOOLS = 1024         # declared, namespaces counted by their members; agents with every MCP server on send some hundred
 CUSTOM_PARAMETERS: Mapping[str, Any] = {
     "type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"], "additionalProperties": False}
+
+_UNSAFE = re.compile(r"[^\w.:/@+-]")                              # families write names bare, between tags of their own
 
 
 class Tools:
@@ -35,7 +37,8 @@ class Tools:
         if (namespace, name) in self.names:
             self._ignored[f"a second tool named {name[:40]}"] = None
             return
-        seen = name if name not in self.specs else f"{namespace}__{name}" if namespace else f"{name}__2"
+        safe = _UNSAFE.sub("_", name)
+        seen = safe if safe not in self.specs else f"{_UNSAFE.sub('_', namespace)}__{safe}" if namespace else f"{safe}__2"
         while seen in self.specs:
             seen += "_"
         self.names[namespace, name] = seen
