@@ -245,10 +245,14 @@ static void test_shape(const ops *o, int32_t n_head, int32_t n_head_kv, int32_t 
     bench_close(&b);
 }
 
-int main(void) {
+/* Arguments: the instruction sets to test; none: all. */
+int main(int argc, char **argv) {
     static const struct { int32_t n_head, n_head_kv, d; } shapes[] = {
         {9, 3, 64}, {8, 1, 20}, {3, 3, 7}, {14, 2, 64}, {4, 4, 16}, {2, 1, 128}, {5, 1, 80}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        int32_t wanted = argc == 1;
+        for (int k = 1; k < argc; k++) wanted |= strcmp(argv[k], names[i]) == 0;
+        if (!wanted) continue;
         const ops *o = ops_named(names[i]);
         if (!o) {
             fprintf(stderr, "%s: not on this machine, not tested\n", names[i]);

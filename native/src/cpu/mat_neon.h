@@ -12,9 +12,17 @@ enum {
     VECTORS = DOTPROD ? 2 : 1  /* of 4 rows that a pass takes: accumulators of 6 tokens fill 32 registers */
 };
 
+/* A block loads what it needs: hoisted out of the blocks of a unit, the scales of all would not fit in the registers. */
+#define REFRESH(p) __asm__ volatile("" : "+r"(p))
+
 INLINE vf lane_f(vf v, const int lane)
 {
-    return lane == 0 ? vdupq_laneq_f32(v, 0) : lane == 1 ? vdupq_laneq_f32(v, 1) : lane == 2 ? vdupq_laneq_f32(v, 2) : vdupq_laneq_f32(v, 3);
+    switch (lane) {
+    case 0: return vdupq_laneq_f32(v, 0);
+    case 1: return vdupq_laneq_f32(v, 1);
+    case 2: return vdupq_laneq_f32(v, 2);
+    default: return vdupq_laneq_f32(v, 3);
+    }
 }
 
 /* n floats, nothing behind them. */
@@ -35,10 +43,13 @@ INLINE void load_n(const int n, const float *p, vf *v)
 /* ---- integer products ---- */
 
 #if DOTPROD
-INLINE vi dot_lane(vi acc, vb w, vb x, const int lane)
+INLINE vi dot_lane(vi acc, vb w, vb x, uint8x8_t more, const int lane)
 {
     const int8x16_t a = vreinterpretq_s8_u8(w), b = vreinterpretq_s8_u8(x);
+    const int8x8_t c = vreinterpret_s8_u8(more);
     switch (lane) {
+    case 4: return vdotq_lane_s32(acc, a, c, 0);
+    case 5: return vdotq_lane_s32(acc, a, c, 1);
     case 0: return vdotq_laneq_s32(acc, a, b, 0);
     case 1: return vdotq_laneq_s32(acc, a, b, 1);
     case 2: return vdotq_laneq_s32(acc, a, b, 2);
@@ -54,16 +65,14 @@ INLINE void dot(const int type, const int n_vec, const int n, const int g0, cons
 #pragma GCC unroll 8
     for (int g = g0; g < g1; g++) {
         const uint8_t *p = q + (n == 1 ? g / 4 * 16 : g * nt * 4); /* one token is the only one of its tile */
-        vb x[2];
-        x[0] = n == 2 ? vcombine_u8(vld1_u8(p), vdup_n_u8(0)) : load_b(p);
-        if (n > 4)
-            x[1] = vcombine_u8(vld1_u8(p + 16), vdup_n_u8(0));
+        const vb x = n == 2 ? vcombine_u8(vld1_u8(p), vdup_n_u8(0)) : load_b(p);
+        const uint8x8_t more = vld1_u8(n > 4 ? p + 16 : p); /* tokens 4 and 5 */
 #pragma GCC unroll 2
         for (int v = 0; v < n_vec; v++) {
             const vb codes = w ? w[g] : load_b(e + g * 64 + v * 16);
 #pragma GCC unroll 6
             for (int t = 0; t < n; t++)
-                i[v][t] = dot_lane(i[v][t], codes, x[t / 4], n == 1 ? g % 4 : t % 4);
+                i[v][t] = dot_lane(i[v][t], codes, x, more, n == 1 ? g % 4 : t);
         }
     }
 }
@@ -181,6 +190,8 @@ INLINE void direct_units(const int type, const int n, const uint8_t *p, int64_t 
             for (int b = 0; b < n_blocks_of(type); b++) {
                 vb w[8];
                 vf s[4];
+                REFRESH(p);
+                REFRESH(q);
                 codes_of(type, p, quarter, b, w);
                 scales_of(type, p, quarter, b, s);
                 block_32(type, 1, n, w, NULL, s, NULL, q + b * n * 44, has_halves(type) ? h + b * n * 16 : NULL, n, 0, acc);
@@ -203,6 +214,7 @@ INLINE void expand_units(const int type, const uint8_t *p, int64_t n_units, uint
             for (int quarter = 0; quarter < 4; quarter++) {
                 vb w[8];
                 vf s[4];
+                REFRESH(p);
                 codes_of(type, p, quarter, b, w);
                 scales_of(type, p, quarter, b, s);
 #pragma GCC unroll 8
