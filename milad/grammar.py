@@ -412,7 +412,7 @@ class MaskConstraint:
         self.family.spent = True
         problem = _first_line([self._matcher.get_error()])
         if self._param:
-            raise invalid(self._param, f"the grammar became too complex to follow: {problem}")
+            raise invalid(self._param, f"the grammar can't be followed any further: {problem}")
         log.once("grammar error", "a grammar of tool calls hit a limit and no longer holds: %s", problem)
         return None
 
@@ -483,6 +483,8 @@ def _thinking(turn: Turn, family: Family) -> tuple[str, ...]:
 def _first_line(messages: Iterable[str]) -> str:
     for message in messages:
         for line in message.splitlines():
+            if line.startswith("NoExtension"):
+                return "no output satisfies it"
             if line.strip():
                 return line.strip()[:300]
     return "no reason given"

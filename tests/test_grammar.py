@@ -387,7 +387,7 @@ def test_what_one_request_used_up_is_not_anothers(vocabularies: Any) -> None:
     for _ in range(2):
         constraint = grammar.compile(turn, MAKERS["chatml"]())
         n = 0
-        with pytest.raises(MiladError, match="too complex"):
+        with pytest.raises(MiladError, match="any further"):
             for n, byte in enumerate(b'<tool_call>\n{"name": "odd", "arguments": {"a": "' + bytes(random.Random(5).choices(b"abc", k=4000))):
                 token = model.specials["<tool_call>"] if n < 1 else model.tokenize(bytes((byte,)))[0]
                 if 0 < n < len("<tool_call>"):
