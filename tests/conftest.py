@@ -7,6 +7,7 @@ skips the tests that need it. MILAD_LIBRARY names a libmilad.so to test; without
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,13 @@ from pathlib import Path
 from typing import Any, Callable
 
 import pytest
+
+if os.environ.get("MILAD_SEED_SHIFT"):       # scripts/fuzz-python: the same seeded tests, other seeds
+    class _Shifted(random.Random):
+        def __init__(self, seed: Any = None) -> None:
+            super().__init__(f"{os.environ['MILAD_SEED_SHIFT']} {seed}")
+
+    random.Random = _Shifted  # type: ignore[misc]
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
