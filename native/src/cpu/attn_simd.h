@@ -12,6 +12,9 @@ enum attn_mode { ATTN_F32, ATTN_F16, ATTN_BF16 };
 /* 4 accumulator vectors per row in p.v; TILE_R x 4 of them fill the registers. */
 enum { PV = 4 };
 
+#define PRAGMA(x) _Pragma(#x)
+#define UNROLL(n) PRAGMA(GCC unroll n) /* GCC leaves loops of known length that hold much; their vectors must be registers */
+
 #ifndef DOT2
 INLINE vf dot2(vf acc, vi pairs, vi q) {
     acc = VFMA((vf)(pairs << 16), (vf)(q << 16), acc);
@@ -53,28 +56,54 @@ INLINE void tile_dots(const int R, const int mode, const attn_rows *x, int32_t r
 
 INLINE vi valid_lanes(int32_t n_valid, int j) { return (vi)*(const vi_u *)lane_index < splat_i(n_valid - j * VW); }
 
+/* Greatest scores and what the sums so far shrink by, of all rows at once: each chain is long, so they run side by side. */
+INLINE void tile_maxima(const int R, float *m, vf a[TILE_R][NT], float *alpha) {
+    float old[VW] = {0}, new[VW] = {0}, shrink[VW];
+    UNROLL(6)
+    for (int r = 0; r < R; r++) {
+        vf top = a[r][0];
+        for (int j = 1; j < NT; j++) top = VMAX(top, a[r][j]);
+        const float t = MAX_LANES(top);
+        old[r] = m[r];
+        new[r] = t > old[r] ? t : old[r];
+    }
+    const vf m_old = load(old), m_new = load(new);
+    store(shrink, exp2_v(select_f((vi)(m_old == m_new), (vf){0}, m_old - m_new))); /* 1 where nothing changed, infinite or not */
+    for (int r = 0; r < R; r++) {
+        m[r] = new[r];
+        alpha[r] = shrink[r];
+    }
+}
+
 /* Scores turned into weights p[R][32], F32 or BF16; updates m and l; alpha[r]: what the sums so far shrink by. */
 INLINE void tile_weights(const int R, const int mode, const attn_rows *x, int32_t r0, int32_t n_valid, vf a[TILE_R][NT],
                          void *p, float *alpha) {
     if (n_valid < ATTN_TILE)
+        UNROLL(8)
         for (int j = 0; j < NT; j++)
+            UNROLL(6)
             for (int r = 0; r < R; r++) a[r][j] = select_f(valid_lanes(n_valid, j), a[r][j], splat(-INFINITY));
+    tile_maxima(R, x->m + r0, a, alpha);
+    UNROLL(6)
     for (int r = 0; r < R; r++) {
-        vf top = a[r][0];
-        for (int j = 1; j < NT; j++) top = VMAX(top, a[r][j]);
-        float t = MAX_LANES(top), m_old = x->m[r0 + r];
-        float m_new = t > m_old ? t : m_old;
-        alpha[r] = m_new == m_old ? 1.0f : exp2_v(splat(m_old - m_new))[0];
-        x->m[r0 + r] = m_new;
-        for (int j = 0; j < NT; j++) {
-            vf e = exp2_v(a[r][j] - splat(m_new));
-            if (n_valid < ATTN_TILE) e = select_f(valid_lanes(n_valid, j), e, (vf){0});
-            if (mode == ATTN_BF16) STORE_BF16((uint16_t *)p + r * ATTN_TILE + j * VW, e);
-            else store((float *)p + r * ATTN_TILE + j * VW, e);
-            a[r][j] = e;
-        }
+        const vf m = splat(x->m[r0 + r]);
+        UNROLL(8)
+        for (int j = 0; j < NT; j++) a[r][j] = exp2_v(a[r][j] - m);
+    }
+    if (n_valid < ATTN_TILE)
+        UNROLL(8)
+        for (int j = 0; j < NT; j++)
+            UNROLL(6)
+            for (int r = 0; r < R; r++) a[r][j] = select_f(valid_lanes(n_valid, j), a[r][j], (vf){0});
+    UNROLL(6)
+    for (int r = 0; r < R; r++) {
         float *l = x->l + (int64_t)(r0 + r) * ATTN_LANES;
         const int lane_vecs = ATTN_LANES / VW;
+        UNROLL(8)
+        for (int j = 0; j < NT; j++) {
+            if (mode == ATTN_BF16) STORE_BF16((uint16_t *)p + r * ATTN_TILE + j * VW, a[r][j]);
+            else store((float *)p + r * ATTN_TILE + j * VW, a[r][j]);
+        }
         for (int i = 0; i < lane_vecs; i++) {
             vf s = a[r][i];
             for (int j = i + lane_vecs; j < NT; j += lane_vecs) s = s + a[r][j];
