@@ -26,6 +26,7 @@ from .conversation import Format, Thinking, ToolSpec, Turn, argument_types, reso
 from .engine.base import Model
 from .errors import MiladError, invalid
 from .families.base import CallMarkup, Family
+from .masks import CallWatch, MaskConstraint, first_line
 
 # One spelling of JSON, so that a hot model can't wander off into white space for ever.
 _JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -35,7 +36,6 @@ _MAX_SCHEMA = 200_000               # bytes of one schema: beyond it compiling t
 _LARGE = 10_000                     # bytes of a schema that is tried out before it joins others
 _MAX_LENGTH = 2000                  # of a string in XML arguments: longer limits are not held
 _KEPT, _KEPT_BYTES = 16, 2_000_000  # compiled grammars: how many, of at most how many bytes of text each
-_MAX_COPIES = 256                   # of one compiled grammar
 _TEXT = r"(.|\n)*"
 _SPELLABLE = re.compile(r"[^\s<>\"']([^<>\n]{0,198}[^\s<>\"'])?")  # as a parameter's name in its tag
 _END_VALUE = "</parameter>"
@@ -53,12 +53,12 @@ class Grammar:
         self._kept: OrderedDict[str, MaskConstraint] = OrderedDict()
         self._problems: OrderedDict[str, str] = OrderedDict()
 
-    def compile(self, turn: Turn, family: Family) -> "MaskConstraint | None":
+    def compile(self, turn: Turn, family: Family) -> "MaskConstraint | CallWatch | None":
         """None: nothing to hold the output to. MiladError (400) for a contract that can't be kept."""
         try:
             return self._compile(turn, family)
         except (ValueError, TypeError, RuntimeError, RecursionError) as e:     # the library's own words for what it can't take
-            raise invalid(_param(turn), f"the grammar can't be followed: {_first_line([str(e)])}") from None
+            raise invalid(_param(turn), f"the grammar can't be followed: {first_line([str(e)])}") from None
 
     def warm(self) -> None:
         """Does what the first constrained request would wait for. Any thread."""
@@ -72,7 +72,7 @@ class Grammar:
         with self._lock:
             self._closed = True
 
-    def _compile(self, turn: Turn, family: Family) -> "MaskConstraint | None":
+    def _compile(self, turn: Turn, family: Family) -> "MaskConstraint | CallWatch | None":
         mode = turn.tool_choice.mode if turn.tools else "none"
         if mode in ("required", "named"):
             tools = [t for t in turn.tools if mode == "required" or t.name == turn.tool_choice.name]
@@ -87,15 +87,25 @@ class Grammar:
         markup = family.call_grammar(turn) if mode == "auto" else None
         if markup is None or not markup.trigger:
             return None
-        tools = list(turn.tools)
         try:
-            return self._constraint(self._free_text(markup, tools, turn.parallel_tool_calls), "")
+            return self._watch(markup, list(turn.tools))
         except MiladError as e:
             try:
-                return self._constraint(self._free_text(markup, _relaxed(tools, e), turn.parallel_tool_calls), "")
+                return self._watch(markup, _relaxed(list(turn.tools), e))
             except MiladError as e:          # in auto mode a grammar is a help, not a contract
                 log.once(f"grammar {e.message[:80]}", "tool calls of this request are not constrained: %s", e.message)
         return None
+
+    def _watch(self, markup: CallMarkup, tools: list[ToolSpec]) -> "CallWatch":
+        rules: list[str] = []
+        calls = self._constraint(_lark([self._any_call(markup, tools, rules, cut=len(markup.trigger) if markup.begin else 0)], rules), "")
+        if markup.begin:
+            opening = [(markup.trigger.encode(), b"")]
+        else:                                # any JSON may begin so: only a tool's name makes it a call
+            heads = ["".join(_head(markup, tool)).encode() for tool in tools]
+            opening = [(head, head) for head in heads]
+        special = self._model.specials.get(markup.trigger)
+        return CallWatch(self._model, calls, () if special is not None else tuple(opening), special)
 
     # -- grammars as text ---------------------------------------------------------------------------------------------
 
@@ -150,57 +160,24 @@ class Grammar:
             return self._spell(markup.begin) + ['"["', *body, '"]"'] + self._spell(markup.end)
         return body
 
-    def _free_text(self, markup: CallMarkup, tools: list[ToolSpec], more: bool) -> str:
-        """Text as the model likes until the trigger; from there a call; then text again."""
-        rules: list[str] = []
-        any_call = self._any_call(markup, tools, rules, free_text=True)
-        times = "*" if more else "?"
-        trigger = " ".join(self._spell(markup.trigger))
-        if self._is_special(markup.trigger):
-            rules.append(f"tag: TEXT {trigger} {any_call}")
-        else:
-            rules += [f"opened[lazy]: TEXT {trigger}", f"tag: opened {any_call}"]
-        other = self._other_controls(markup.trigger)
-        if not other:
-            return _lark([f"tag{times} TEXT"], rules)
-        return _lark([f"{'(tag | other)*' if more else 'other* tag? other*'} TEXT"], [*rules, f"other: TEXT {other}"])
-
-    def _other_controls(self, trigger: str) -> str:
-        """The control tokens that may stand in free text (a [THINK], a <|python_tag|>) as one term; "" for none."""
-        model = self._model
-        ids = sorted({t for s, t in model.specials.items() if model.is_control(t) and t not in model.eog and s != trigger})
-        runs: list[list[int]] = []
-        for t in ids:
-            if runs and runs[-1][1] == t - 1:
-                runs[-1][1] = t
-            else:
-                runs.append([t, t])
-        return f"<[{','.join(f'{a}-{b}' if b > a else str(a) for a, b in runs)}]>" if runs else ""
-
-    def _any_call(self, markup: CallMarkup, tools: list[ToolSpec], rules: list[str], free_text: bool = False) -> str:
+    def _any_call(self, markup: CallMarkup, tools: list[ToolSpec], rules: list[str], cut: int = 0) -> str:
         names = []
         for i, tool in enumerate(tools):
             names.append(f"call_{i}")
-            rules.append(f"call_{i}: " + " ".join(self._call(markup, tool, free_text, rules)))
+            rules.append(f"call_{i}: " + " ".join(self._call(markup, tool, cut, rules)))
         return "(" + " | ".join(names) + ")"
 
-    def _call(self, markup: CallMarkup, tool: ToolSpec, free_text: bool, rules: list[str]) -> list[str]:
-        """One call of one tool: markup and, between, arguments that are valid against its schema."""
-        begin = [] if markup.array else self._spell(markup.begin)
+    def _call(self, markup: CallMarkup, tool: ToolSpec, cut: int, rules: list[str]) -> list[str]:
+        """One call of one tool: markup, the first `cut` characters left out, and arguments that are valid against its schema."""
+        begin = [] if markup.array else self._spell(markup.begin[cut:])
         end = [] if markup.array else self._spell(markup.end)
-        if free_text and begin:
-            begin = self._spell(markup.begin[len(markup.trigger):])
         schema = self._tool_schema(tool)
         if markup.style == "xml":
             return begin + self._xml(tool.name, schema, rules) + end
         arguments = "%json " + _schema_text(schema)
         if markup.style == "named":
             return begin + [_quoted(tool.name)] + self._spell(markup.middle) + [arguments] + end
-        # one term per JSON token, as in a schema's own terms: an answer that begins alike ({"name": ...) stays possible beside it
-        head = ["{", '"name"', ": ", json.dumps(tool.name, ensure_ascii=False), ", ", f'"{markup.args_key}"', ": "]
-        if free_text and not markup.begin:
-            head = ["".join(head)[len(markup.trigger):]]
-        return begin + [*map(_quoted, head), arguments, '"}"'] + end
+        return begin + [*map(_quoted, _head(markup, tool)), arguments, '"}"'] + end
 
     def _xml(self, name: str, schema: Mapping[str, Any], rules: list[str]) -> list[str]:
         """<function=name> with one <parameter=x> per argument, required ones first, each in the schema's order."""
@@ -315,9 +292,9 @@ class Grammar:
             return known
         bad, messages = LLMatcher.validate_grammar_with_warnings(llguidance.grammar_from("lark", text), None,
                                                                  limits=llguidance.LLParserLimits(**_LIMITS))
-        problem = _first_line(messages) if bad else ""
+        problem = first_line(messages) if bad else ""
         if messages and not bad:
-            log.once(f"grammar warning {messages[0][:80]}", "a schema is relaxed: %s", _first_line(messages))
+            log.once(f"grammar warning {messages[0][:80]}", "a schema is relaxed: %s", first_line(messages))
         if not bad and len(text) > _LARGE:
             matcher = LLMatcher(self._llguidance(), llguidance.grammar_from("lark", text), log_level=0,
                                 limits=llguidance.LLParserLimits(**_LIMITS))
@@ -379,65 +356,6 @@ class _Vocabulary:
         return self._model.tokenize(text)
 
 
-class MaskConstraint:
-    """One sequence's way through a grammar (engine.base.Constraint). Tokens that its mask forbids must not be accepted."""
-
-    def __init__(self, matcher: LLMatcher, n_words: int, param: str, first: bytes | None = None,
-                 family: "_Copies | None" = None) -> None:
-        self.family = family or _Copies()
-        self._matcher = matcher
-        self._n_words = n_words
-        self._param = param
-        self._next = first                  # the next mask, where it is known
-
-    def prepare(self, model: Model) -> str:
-        """Computes the first mask and looks behind what the grammar forces at its start. Returns the problem, "" for none."""
-        if not self._matcher.is_error():
-            self._next = self._matcher.compute_bitmask()[:self._n_words * 4]
-        if not self._matcher.is_error():
-            ahead = self._matcher.deep_copy()
-            forced = ahead.compute_ff_bytes()
-            if forced and ahead.try_consume_tokens(model.tokenize(forced)):
-                ahead.compute_bitmask()
-            if ahead.is_error():
-                return _first_line([ahead.get_error()])
-        return _first_line([self._matcher.get_error()]) if self._matcher.is_error() else ""
-
-    def mask(self) -> bytes | None:
-        """The allowed next tokens. Over a limit: MiladError where the client was promised the form, else all are allowed."""
-        if self._next is None:
-            self._next = self._matcher.compute_bitmask()[:self._n_words * 4]
-        if not self._matcher.is_error():
-            return self._next
-        self.family.spent = True
-        problem = _first_line([self._matcher.get_error()])
-        if self._param:
-            raise invalid(self._param, f"the grammar can't be followed any further: {problem}")
-        log.once("grammar error", "a grammar of tool calls hit a limit and no longer holds: %s", problem)
-        return None
-
-    def accept(self, token: int) -> None:
-        self._next = None
-        if not self._matcher.is_stopped():
-            self._matcher.consume_token(token)
-
-    def copy(self, param: str | None = None) -> "MaskConstraint":
-        self.family.n_made += 1
-        return MaskConstraint(self._matcher.deep_copy(), self._n_words, self._param if param is None else param, self._next,
-                              self.family)
-
-
-class _Copies:
-    """What copies of one matcher share: the library's automaton, which grows with use and counts against its limits."""
-
-    def __init__(self) -> None:
-        self.spent = False
-        self.n_made = 0
-
-    def fresh(self) -> bool:
-        return not self.spent and self.n_made < _MAX_COPIES
-
-
 def _lark(parts: Iterable[str], rules: Iterable[str] = ()) -> str:
     """A grammar of these terms, with the shared rules that they name."""
     lines = ["%llguidance {}", "start: " + " ".join(parts), *rules]
@@ -445,6 +363,12 @@ def _lark(parts: Iterable[str], rules: Iterable[str] = ()) -> str:
         if any(re.search(rf"(?<![\w\"]){name}(?![\w\"])", line) for line in lines):
             lines.append(rule)
     return "\n".join(lines) + "\n"
+
+
+def _head(markup: CallMarkup, tool: ToolSpec) -> list[str]:
+    """A call in JSON up to its arguments, one term per JSON token as in a schema's own terms: an answer that begins alike
+    ({"name": ...) stays possible beside it."""
+    return ["{", '"name"', ": ", json.dumps(tool.name, ensure_ascii=False), ", ", f'"{markup.args_key}"', ": "]
 
 
 def _quoted(text: str) -> str:
@@ -478,13 +402,3 @@ def _thinking(turn: Turn, family: Family) -> tuple[str, ...]:
         parts = turn.messages[-1].parts if turn.messages else ()
         return markup[-1:] if parts and isinstance(parts[-1], Thinking) else ()
     return markup
-
-
-def _first_line(messages: Iterable[str]) -> str:
-    for message in messages:
-        for line in message.splitlines():
-            if line.startswith("NoExtension"):
-                return "no output satisfies it"
-            if line.strip():
-                return line.strip()[:300]
-    return "no reason given"

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent / "milad"
 RANKS = {
     "errors": 0, "conversation": 0, "events": 0, "options": 0, "log": 0, "textstream": 0, "sizing": 0, "engine.base": 0, "families.base": 0,
     "http.wire": 1, "http.sse": 1, "http.body": 1, "http.guard": 1, "http.base": 1, "protocols": 1, "families": 1, "engine": 1, "capi": 1, "store": 1,
-    "grammar": 1, "scripted": 1, "catalogue": 1, "machine": 1, "progress": 1, "_milad_cffi": 0,
+    "grammar": 1, "masks": 0, "scripted": 1, "catalogue": 1, "machine": 1, "progress": 1, "_milad_cffi": 0,
     "config": 2, "keys": 2, "metrics": 2, "download": 1, "hub": 2, "service": 2, "access": 2, "http.tls": 2,
     "engine.loop": 2, "engine.disk": 1,
     "output": 3, "turn": 3,
