@@ -22,6 +22,7 @@
 
 enum { MAX_CHUNK = 512 };
 enum { MAX_LOGIT_ROWS = 32 };    /* rows whose logits exist at once */
+enum { FEW_ROWS = 16 };          /* up to so many, a step waits for memory */
 enum { SERIAL_FLOATS = 4096 };   /* row-wise stages of fewer floats cost less than waking a worker */
 
 struct forward {
@@ -209,6 +210,21 @@ static void multiply(forward *f, const float *in, const mat *const *w, int32_t n
     mat_mul(f->pool, w, n, f->act, f->n_rows, out, ld, bias);
 }
 
+/* Few rows leave memory idle while they are normed and stored, and by the next step the weights have pushed out what that
+ * needs: it is asked for before the product that comes first. */
+static void will_store(const forward *f) {
+    for (int32_t r = 0; r < f->n_rows && f->n_rows <= FEW_ROWS; r++) {
+        const milad_row *row = &f->rows[r];
+        kv_will_append(f->kv, f->i_layer, f->batch->sequences[row->sequence].blocks[row->position / MILAD_KV_BLOCK],
+                       row->position % MILAD_KV_BLOCK);
+    }
+}
+
+static void will_norm(forward *f, const float *weights) {
+    f->next_norm = weights;
+    for (int32_t i = 0; i < f->hp->n_embd && f->n_rows <= FEW_ROWS; i += 16) __builtin_prefetch(weights + i);
+}
+
 /* Keeps the rows that want an output. */
 static void drop_rows(forward *f) {
     const hparams *h = f->hp;
@@ -235,6 +251,7 @@ static int32_t run_layer(forward *f) {
     float *const qkv_out[] = {f->q, f->k, f->v}, *const sum[] = {f->sum}, *const gate_up_out[] = {f->gate, f->up};
     const float *const qkv_bias[] = {l->bq, l->bk, l->bv}, *const wo_bias[] = {l->bo};
 
+    will_store(f);
     multiply(f, f->norm, qkv, 3, qkv_out, qkv_bias);
     each_row(f, (int64_t)(h->n_head + 2 * h->n_head_kv) * h->head_dim, store_rows);
     if (last) drop_rows(f);
@@ -242,15 +259,15 @@ static int32_t run_layer(forward *f) {
     if (!f->n_rows) return MILAD_OK;
 
     attention_run(f->attention, f->i_layer, f->q, f->att);
+    will_norm(f, l->ffn_norm);
     multiply(f, f->att, wo, 1, sum, wo_bias);
-    f->next_norm = l->ffn_norm;
     each_row(f, h->n_embd, residual_rows);
     if (interrupted(f) < 0) return MILAD_E_INTERRUPTED;
 
     multiply(f, f->norm, gate_up, 2, gate_up_out, NULL);
     each_row(f, h->n_ff, swiglu_rows);
+    will_norm(f, last ? f->model->output_norm : f->model->layers[f->i_layer + 1].attn_norm);
     multiply(f, f->gate, down, 1, sum, NULL);
-    f->next_norm = last ? f->model->output_norm : f->model->layers[f->i_layer + 1].attn_norm;
     each_row(f, h->n_embd, residual_rows);
     return interrupted(f);
 }

@@ -202,6 +202,16 @@ void kv_append(kv *c, const ops *o, int32_t layer, int32_t block, int32_t slot, 
     }
 }
 
+void kv_will_append(const kv *c, int32_t layer, int32_t block, int32_t slot) {
+    const size_t pair = c->type == KV_BF16 ? 2 : 1, width = value_bytes(c) * pair; /* of what lies together */
+    const size_t n_keys = ((size_t)c->head_dim + pair - 1) / pair, row = (size_t)c->head_dim * width;
+    for (int32_t h = 0; h < c->n_head_kv; h++) {
+        const uint8_t *page = head_at(c, layer, block, h), *v = page + c->v_at + (size_t)slot / pair * row;
+        for (size_t i = 0; i < n_keys; i++) __builtin_prefetch(page + c->k_at + (i * T + (size_t)slot) * width, 1);
+        for (size_t i = 0; i < row; i += 64) __builtin_prefetch(v + i, 1);
+    }
+}
+
 int32_t kv_type(const kv *c) { return c->type; }
 
 const void *kv_keys(const kv *c, int32_t layer, int32_t block, int32_t head) { return head_at(c, layer, block, head) + c->k_at; }

@@ -41,6 +41,9 @@ void kv_write(kv *c, int32_t block, const void *buf);
 /* Stores one token's keys and values, both [n_head_kv][head_dim], at slot 0..31 of a block. */
 void kv_append(kv *c, const ops *o, int32_t layer, int32_t block, int32_t slot, const float *k, const float *v);
 
+/* Asks for the memory that kv_append(layer, block, slot) will write, so that it comes while something else is computed. */
+void kv_will_append(const kv *c, int32_t layer, int32_t block, int32_t slot);
+
 int32_t kv_type(const kv *c);
 /* Keys and values of one tile where they lie. */
 const void *kv_keys(const kv *c, int32_t layer, int32_t block, int32_t head);

@@ -219,6 +219,7 @@ typedef struct mul_job {
     float *y[MAT_MAX_TOGETHER];
     int64_t ld[MAT_MAX_TOGETHER];
     const float *bias[MAT_MAX_TOGETHER];
+    int64_t n_units[MAT_MAX_TOGETHER]; /* of a panel: divided once a stage, not once a panel */
     int32_t first_group[MAT_MAX_TOGETHER + 1];
     int32_t group;      /* panels of a group */
     int32_t n_cuts;     /* runs of tiles */
@@ -294,7 +295,7 @@ static bool mul_direct(const mul_job *job, int32_t i, int64_t p0, int32_t tile0,
     const mat_layout_info *l = job->l[i];
     const mat_act *a = job->a;
     const mat_kernels *k = mat_kernels_now();
-    const int64_t n_units = (w->n_in + l->unit_values - 1) / l->unit_values;
+    const int64_t n_units = job->n_units[i];
     const uint8_t *panel = (const uint8_t *)w->data + (size_t)p0 * (size_t)n_units * (size_t)l->panel_unit;
     if (a->n_rows > MAT_FEW || a->nt > k->direct_max || w->layout != MAT_PANELS)
         return false;
@@ -324,8 +325,6 @@ static void mul_panels(const mul_job *job, int32_t i, int64_t p0, int32_t n, int
     const mat_act *a = job->a;
     const int64_t all = a->n_blocks * 32, step = chunk_values(job, w, l);
     chunk_room room;
-    if (n == 1 && mul_direct(job, i, p0, tile0, tile1, out))
-        return;
     for (int64_t k0 = 0; k0 < all;) {
         const int64_t n_k = all - k0 < step ? all - k0 : step;
         mat_part part = chunk_of(w, l, p0, n, k0, n_k, &room);
@@ -341,6 +340,12 @@ static void mul_panels(const mul_job *job, int32_t i, int64_t p0, int32_t n, int
     }
 }
 
+static void mul_group(const mul_job *job, int32_t i, int64_t p0, int32_t n, int32_t tile0, int32_t tile1, const mul_out *out)
+{
+    if (n != 1 || !mul_direct(job, i, p0, tile0, tile1, out))
+        mul_panels(job, i, p0, n, tile0, tile1, out);
+}
+
 /* The last panel of a matrix whose n_out is no multiple of 16: through a buffer, tile by tile. */
 static void mul_ragged(const mul_job *job, int32_t i, int64_t p0, int32_t tile0, int32_t tile1)
 {
@@ -350,7 +355,7 @@ static void mul_ragged(const mul_job *job, int32_t i, int64_t p0, int32_t tile0,
         memcpy(bias, job->bias[i] + p0 * MAT_LANES, (size_t)n * sizeof *bias);
     for (int32_t tile = tile0; tile < tile1; tile++) {
         mul_out out = {c, MAT_LANES, job->bias[i] ? bias : NULL};
-        mul_panels(job, i, p0, 1, tile, tile + 1, &out);
+        mul_group(job, i, p0, 1, tile, tile + 1, &out);
         for (int32_t t = 0; t < nt && tile * nt + t < job->a->n_rows; t++)
             memcpy(job->y[i] + (tile * nt + t) * job->ld[i] + p0 * MAT_LANES, c + t * MAT_LANES, (size_t)n * sizeof *c);
     }
@@ -358,9 +363,9 @@ static void mul_ragged(const mul_job *job, int32_t i, int64_t p0, int32_t tile0,
 
 static void mul_item(const mul_job *job, int32_t item)
 {
-    const int32_t group = item / job->n_cuts, cut = item % job->n_cuts, n_tiles = job->a->n_tiles;
-    const int32_t tile0 = (int32_t)((int64_t)n_tiles * cut / job->n_cuts);
-    const int32_t tile1 = (int32_t)((int64_t)n_tiles * (cut + 1) / job->n_cuts);
+    const int32_t n_cuts = job->n_cuts, group = n_cuts > 1 ? item / n_cuts : item, cut = item - group * n_cuts;
+    const int32_t n_tiles = job->a->n_tiles, tile0 = n_cuts > 1 ? (int32_t)((int64_t)n_tiles * cut / n_cuts) : 0;
+    const int32_t tile1 = n_cuts > 1 ? (int32_t)((int64_t)n_tiles * (cut + 1) / n_cuts) : n_tiles;
     int32_t i = 0;
     while (group >= job->first_group[i + 1])
         i++;
@@ -370,7 +375,7 @@ static void mul_item(const mul_job *job, int32_t item)
     if (p1 > p0) {
         mul_out out = {job->y[i] + (int64_t)tile0 * job->a->nt * job->ld[i] + p0 * MAT_LANES, job->ld[i],
                        job->bias[i] ? job->bias[i] + p0 * MAT_LANES : NULL};
-        mul_panels(job, i, p0, (int32_t)(p1 - p0), tile0, tile1, &out);
+        mul_group(job, i, p0, (int32_t)(p1 - p0), tile0, tile1, &out);
     }
     if (p0 + job->group > n_full && n_full * MAT_LANES < job->w[i]->n_out)
         mul_ragged(job, i, n_full, tile0, tile1);
@@ -395,9 +400,10 @@ static void mul_some(pool *p, const mat *const *w, int32_t n_w, const mat_act *a
         job.y[i] = y[i];
         job.ld[i] = ld_y[i];
         job.bias[i] = bias ? bias[i] : NULL;
+        job.n_units[i] = (w[i]->n_in + job.l[i]->unit_values - 1) / job.l[i]->unit_values;
         int64_t n_panels = (w[i]->n_out + MAT_LANES - 1) / MAT_LANES;
         job.first_group[i + 1] = job.first_group[i] + (int32_t)((n_panels + job.group - 1) / job.group);
-        bytes += (size_t)n_panels * (size_t)((w[i]->n_in + job.l[i]->unit_values - 1) / job.l[i]->unit_values) * (size_t)job.l[i]->panel_unit;
+        bytes += (size_t)n_panels * (size_t)job.n_units[i] * (size_t)job.l[i]->panel_unit;
     }
     const int32_t n_groups = job.first_group[n_w], n_threads = pool_threads(p);
     if (n_groups == 0)
