@@ -91,7 +91,8 @@ def place(tmp_path: Path, library: Path, default_model: Path, cache_folder: Path
         bin = programs.folder(name, cache_folder)
         folder = tmp_path / str(len(made))
         lines = script(TALKS[name], folder / "repo") if script else None
-        daemon = Daemon(folder / "daemon", default_model, library, lines, ("--tools", "on", *args))
+        tools = ("--tools", "on") if script else ()
+        daemon = Daemon(folder / "daemon", default_model, library, lines, (*tools, *args))
         made.append(daemon)
         here = Place(folder, TALKS[name], bin, daemon, library)
         made.append(here.recorder)

@@ -25,7 +25,7 @@ def _codex(command: str) -> Tool:
 
 _YOLO = "--dangerously-skip-permissions"
 _FREE = "--dangerously-bypass-approvals-and-sandbox"
-_AIDER = ["--yes-always", "--no-auto-commits", "--no-stream", "--no-pretty", "--no-fancy-input", "--map-tokens", "0", "note.txt"]
+_AIDER = ["--yes-always", "--no-auto-commits", "--no-pretty", "--no-fancy-input", "--map-tokens", "0", "note.txt"]
 TALKS = {t.name: t for t in (
     Talk("claude", lambda p: ["-p", p, _YOLO], lambda p: ["--continue", "-p", p, _YOLO],
          lambda f: ("Read", {"file_path": f}), lambda f, text: ("Write", {"file_path": f, "content": text}), {"IS_SANDBOX": "1"}),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from programs import PROGRAMS, chosen
+from programs import PROGRAMS
 from talk import TALKS
 
 pytestmark = pytest.mark.agents
@@ -64,3 +64,15 @@ def test_tools_read_and_write(place: Any, name: str) -> None:
     for turn in main[1:]:
         total, cached = turn.usage()
         assert cached >= 0.95 * total, (total, cached)
+
+
+def test_opencodes_title_beside_the_main_request(place: Any) -> None:
+    """It asks for a title at the same time: neither waits for the other's slow answer."""
+    here = place("opencode", lambda talk, repo: [
+        {"output": "A TITLE", "delay_ms": 1500, "when": {"tools": False}},
+        {"output": "The ANSWER", "delay_ms": 1500, "when": {"tools": True}}])
+    run = here.run("say hello")
+    settled(run, here.server.log)
+    main = [x for x in run.generations if x.json.get("tools")]
+    side = [x for x in run.generations if not x.json.get("tools")]
+    assert len(main) == 1 and len(side) == 1 and "The ANSWER" in run.out
