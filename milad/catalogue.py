@@ -77,6 +77,7 @@ def models_folder() -> Path:
     return data_folder("DATA", ".local/share") / "models"
 
 
+ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 
 
@@ -117,7 +118,12 @@ def name_of(path: str | os.PathLike[str]) -> str:
 
 
 def resolve(wanted: str | None, folder: Path | None = None) -> tuple[str, Path]:
-    """--model's value -> (served id, file). None: the one model of the folder, or the default one among several."""
+    """--model's value -> (served id, file); ID=FILE gives the id. None: the one model of the folder, or the default one among
+    several."""
+    if wanted is not None and "=" in wanted and not os.path.exists(wanted):
+        id, _, file = wanted.partition("=")
+        if file and ID.fullmatch(id):
+            return id, resolve(file, folder)[1]
     have = installed(folder)
     if wanted is None:
         by_name = {f.name: f for f in have}

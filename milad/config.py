@@ -47,6 +47,13 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise UsageError(f"{file}: {e}") from e
     if isinstance(table.get("model"), str):
         table["model"] = [table["model"]]
+    if "models" in table:
+        models = table.pop("models")
+        if not isinstance(models, dict) or not all(isinstance(v, str) and v and catalogue.ID.fullmatch(k) for k, v in models.items()):
+            raise UsageError(f"{file}: [models] must have lines ID = \"FILE or name\"; an ID has letters, digits and . _ : -")
+        if models and not isinstance(table.get("model", []), list):
+            raise UsageError(f"{file}: model is not a list of texts")
+        table["model"] = [*table.get("model", []), *(f"{k}={v}" for k, v in models.items())]
     return table
 
 

@@ -43,8 +43,8 @@ class Value:
 
 _MB = 1 << 20
 OPTIONS: tuple[Option, ...] = (
-    Option("model", "list", (), "the model to serve: a GGUF file or a name that `milad models` lists; of several the first "
-           "stays loaded, the others are loaded when a request names them", "Model",
+    Option("model", "list", (), "the model to serve: a GGUF file or a name that `milad models` lists, or `ID=FILE`; of several the "
+           "first stays loaded, the others are loaded when a request names them", "Model",
            metavar="FILE|NAME", env=("MILA_MODEL", "MILA_MODEL_PATH"), shown="the one model in the models folder"),
     Option("model_name", "str", None, "the id that clients see", "Model", metavar="ID", env=("MILA_MODEL_NAME",), unset=True,
            shown="the model's name in the catalogue, or its file's name"),

@@ -43,6 +43,17 @@ def test_resolving(tmp_path: Path, names, wanted, result) -> None:
             catalogue.resolve(wanted, tmp_path / "m")
 
 
+def test_an_id_of_ones_own(tmp_path: Path) -> None:
+    put(tmp_path / "m", "b.gguf")
+    put(tmp_path / "x=y", "c.gguf")
+    assert catalogue.resolve("mine=b", tmp_path / "m") == ("mine", tmp_path / "m" / "b.gguf")
+    assert catalogue.resolve(f"mine={tmp_path}/m/b.gguf")[0] == "mine"
+    assert catalogue.resolve(f"{tmp_path}/x=y/c.gguf") == ("c", tmp_path / "x=y" / "c.gguf")
+    for wrong in ("mine=", "=b", "a b=b", "mine=nobodys", "../x=b"):
+        with pytest.raises(UsageError):
+            catalogue.resolve(wrong, tmp_path / "m")
+
+
 DATA = b"GGUF" + bytes(range(256)) * 64
 
 

@@ -45,7 +45,17 @@ def test_notes_on_variables_that_do_nothing():
     assert len(notes) == 2 and any("MILAD_PORT" in n for n in notes) and any("MILA_HOST" in n for n in notes)
 
 
+def test_a_table_of_models(tmp_path):
+    conf = tmp_path / "milad.conf"
+    for text, wanted in (('model = "a.gguf"\n[models]\ncoder = "b.gguf"\n"x:1" = "c"\n', ("a.gguf", "coder=b.gguf", "x:1=c")),
+                         ('[models]\ncoder = "b.gguf"\n', ("coder=b.gguf",)), ("[models]\n", ())):
+        conf.write_text(text)
+        assert config.load({}, str(conf), {})["model"].value == wanted
+
+
 @pytest.mark.parametrize("text,words", [
+    ("[models]\n'a b' = 'x'", "[models]"), ("[models]\na = 1", "[models]"), ("models = 3", "[models]"), ("[models.a]\nx = 1", "[models]"),
+    ("model = 3\n[models]\na = 'x'", "model"),
     ("prot = 1", "did you mean port"), ("port = 'x'", "port"), ("port = ", "milad.conf"), ("\xff", "milad.conf"),
     ("[serving]\nport = 1", "serving"), ("protocols = ['gopher']", "protocols"), ("socket_mode = '999'", "socket_mode"),
     ("model = 3", "model")])

@@ -26,7 +26,7 @@ SLOW = [{"output": "word " * 400, "when": {"last": "slow"}, "token_delay_ms": 20
 class Service:
     """`milad serve` under a notify socket; `args` after --script and --port 0. Use as a context manager."""
 
-    def __init__(self, home: Path, model: Path, library: Path, *args: str, script: Any = None,
+    def __init__(self, home: Path, model: Path | None, library: Path, *args: str, script: Any = None,
                  env: dict[str, str] | None = None, fds: list[int] = [], ready: bool = True,
                  preexec: Callable[[], None] | None = None) -> None:
         self.home = home
@@ -36,7 +36,7 @@ class Service:
         self.notify.bind(path)
         self.path = path
         self.messages: list[str] = []
-        command = [sys.executable, "-m", "milad", "serve", "--model", str(model)]
+        command = [sys.executable, "-m", "milad", "serve"] + (["--model", str(model)] if model else [])
         if "--port" not in args:
             command += ["--port", "0"]
         if script is not False:                # False: the model computes

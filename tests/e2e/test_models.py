@@ -131,6 +131,13 @@ def test_the_budget(start, default_model: Path) -> None:
     until(lambda: chat(one, "second")[0] == 200)
 
 
+def test_ids_from_the_table(tmp_path: Path, folder: Path, default_model: Path, library: Path) -> None:
+    (tmp_path / "milad.conf").write_text(f'model = "{default_model}"\n[models]\n"coder:small" = "{folder}/second.gguf"\n')
+    with Service(tmp_path / "home", None, library, "-c", str(tmp_path / "milad.conf")) as one:
+        assert list(loaded(one)) == ["smollm2", "coder:small"] and chat(one, "coder:small")[1]["model"] == "coder:small"
+        assert one.ask("/v1/models/coder:small")[0] == 200 and one.end() == 0
+
+
 def test_names(start, folder: Path, default_model: Path, tmp_path: Path, capsys) -> None:
     one = start("--strict-model-names", "--model-aliases", "alias")
     status, body = chat(one, "nobodys")
