@@ -1,5 +1,6 @@
 /* tool_products.c: a hash of the products of every type, seeded, per number of rows; the first line is mat_isa(). Where two machines'
- * kernels promise equal bits (mat_internal.h: all but plain C's, and BF16's where there is vdpbf16ps), their outputs are equal. For scripts/check-neon.
+ * kernels promise equal bits (mat_internal.h: all but plain C's, and BF16's where there is vdpbf16ps), their outputs are equal.
+ * For scripts/check-neon.
  */
 #include "mat.h"
 #include "mat_internal.h"

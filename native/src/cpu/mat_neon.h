@@ -177,7 +177,7 @@ INLINE void block_32(const int type, const int n_vec, const int n, const vb *w, 
 /* n <= 4 tokens of a tile, a whole packed panel: unit by unit, as memory delivers it, in each 4 rows at a time. */
 INLINE void direct_units(const int type, const int n, const uint8_t *p, int64_t n_units, const mat_tile *x, float *c, int64_t ld)
 {
-    const size_t q_unit = (size_t)n_blocks_of(type) * (size_t)n * 44, h_unit = has_halves(type) ? (size_t)n_blocks_of(type) * (size_t)n * 16 : 0;
+    const size_t slots = (size_t)n_blocks_of(type) * (size_t)n, q_unit = slots * 44, h_unit = has_halves(type) ? slots * 16 : 0;
     const uint8_t *q = x->x, *h = x->halves;
     float sums[4][4][4] = {{{0}}}; /* quarter, token, row */
     for (int64_t u = 0; u < n_units; u++, p += unit_of(type), q += q_unit, h += h_unit) {
@@ -230,7 +230,8 @@ INLINE void expand_units(const int type, const uint8_t *p, int64_t n_units, uint
     }
 }
 
-INLINE void load_acc(const mat_part *p, const mat_tile *x, const float *c, const int32_t t0, const int n_vec, const int n, vf acc[][MOST])
+INLINE void load_acc(const mat_part *p, const mat_tile *x, const float *c, const int32_t t0, const int n_vec, const int n,
+                     vf acc[][MOST])
 {
 #pragma GCC unroll 6
     for (int t = 0; t < n; t++)
@@ -239,7 +240,8 @@ INLINE void load_acc(const mat_part *p, const mat_tile *x, const float *c, const
             acc[v][t] = p->first || t0 + t >= x->n_valid ? vdupq_n_f32(0) : load_f(c + (t0 + t) * p->ld + 4 * v);
 }
 
-INLINE void store_acc(const mat_part *p, const mat_tile *x, float *c, const int32_t t0, const int n_vec, const int n, vf acc[][MOST])
+INLINE void store_acc(const mat_part *p, const mat_tile *x, float *c, const int32_t t0, const int n_vec, const int n,
+                      vf acc[][MOST])
 {
 #pragma GCC unroll 6
     for (int t = 0; t < n; t++)
