@@ -9,11 +9,11 @@
  * leader writes the next stage only when every chunk is done, so what is read then is that stage's, whatever the tag; the tag
  * keeps a worker that read a word of an old stage from taking from a new one without looking again.
  *
- * A busy machine (measured in ../lab): when the wait for the others grows long, threads that hold chunks without getting half of
- * a core are left out for 5 ms, and longer the next time, up to 200 ms; with two threads that means working alone. The same happens when the leader itself gets
- * less than 85 % of a core: one worker stops so that the system can move the leader. Workers are pinned to one core each
- * inside the mask that the process was given, never to the leader's present core; the leader belongs to the caller and is
- * not pinned.
+ * A busy machine (measured in ../lab): when the wait for the others grows long, threads that hold chunks without getting half
+ * of a core are left out for 5 ms, and longer the next time, up to 400 ms; with two threads that means working alone. The same
+ * happens when the leader is preempted and gets less than 85 % of a core: one worker stops so that the system can move the
+ * leader. Workers are pinned to one core each inside the mask that the process was given, never to the leader's present core;
+ * the leader belongs to the caller and is not pinned.
  */
 #include "pool.h"
 
@@ -25,6 +25,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -37,7 +38,7 @@ enum {
     SPIN_STALL = 3000,      /* pauses of the leader between looks at whom it waits for */
     WINDOW_NS = 4000000,    /* least time over which the leader looks at its own share of a core */
     ALONE_MIN_NS = 5000000,
-    ALONE_MAX_NS = 200000000
+    ALONE_MAX_NS = 400000000
 };
 
 typedef struct pool_thread {
@@ -55,7 +56,7 @@ typedef struct pool_thread {
 
 struct pool {
     _Alignas(128) atomic_uint stage;
-    _Alignas(128) atomic_int sleepers;
+    _Alignas(128) atomic_int sleepers; /* a worker may sleep on `stage`; cleared by who wakes it, which it may be long in noticing */
     _Alignas(128) atomic_int done;
     _Alignas(128) _Atomic(pool_fn) fn;
     _Atomic(void *) arg;
@@ -63,7 +64,7 @@ struct pool {
     atomic_uint active[MAX_THREADS]; /* 0: left out, sleeps on this word */
     int32_t n_threads;
     pid_t owner;
-    int64_t window_wall, window_cpu;
+    int64_t window_wall, window_cpu, window_preempted;
     uint32_t n_stages;
     int32_t n_left_out;
     core_list cores;
@@ -163,10 +164,9 @@ static void *worker(void *arg)
             pause_cpu();
             if (++spins < SPIN_IDLE)
                 continue;
-            atomic_fetch_add(&p->sleepers, 1);
+            atomic_store(&p->sleepers, 1);
             if (atomic_load(&p->stage) == tag)
                 futex_wait(&p->stage, tag);
-            atomic_fetch_sub(&p->sleepers, 1);
             spins = 0;
         }
         if (atomic_load_explicit(&p->quit, memory_order_acquire))
@@ -299,20 +299,31 @@ static void let_back(pool *p)
     }
 }
 
-/* The leader's share of a core since the window began. A window in which the workers fell asleep held a pause between steps
- * and is dropped (publish). Called every few stages: the clocks cost as much as a small stage. */
+/* How often the calling thread has had to give its core to another. */
+static int64_t preempted(void)
+{
+    struct rusage u;
+    return getrusage(RUSAGE_THREAD, &u) == 0 ? u.ru_nivcsw : 0;
+}
+
+/* The leader's share of a core since the window began. A pause between steps also lowers it, but is no preemption. Called every
+ * few stages: the clocks cost as much as a small stage. */
 static void look_at_share(pool *p)
 {
     const int64_t now = clock_ns(CLOCK_MONOTONIC), wall = now - p->window_wall;
     if (p->window_wall != 0 && wall < WINDOW_NS)
         return;
     const int64_t cpu_now = clock_ns(CLOCK_THREAD_CPUTIME_ID), cpu = cpu_now - p->window_cpu;
+    const int64_t times = preempted(), had_to_wait = times - p->window_preempted;
     const bool whole = p->window_wall != 0;
     p->window_wall = now;
     p->window_cpu = cpu_now;
+    p->window_preempted = times;
     if (!whole)
         return;
     if (cpu * 100 < wall * 85) {
+        if (!had_to_wait)
+            return;
         for (int32_t i = p->n_threads - 1; i > 0; i--) {
             if (atomic_load_explicit(&p->active[i], memory_order_relaxed)) {
                 leave_out(p, i, now);
@@ -375,8 +386,7 @@ static void publish(pool *p, int32_t n_chunks, unsigned tag)
         atomic_store_explicit(&p->t[i].range, range_word(tag, lo, hi), memory_order_release);
     }
     atomic_store(&p->stage, tag);
-    if (atomic_load(&p->sleepers) > 0) {
-        p->window_wall = 0;
+    if (atomic_exchange(&p->sleepers, 0)) {
         int32_t here = sched_getcpu();
         for (int32_t i = 1; i < p->n_threads; i++)
             if (p->t[i].core == here) {
