@@ -140,6 +140,7 @@ eend() {{ return "$1"; }}
 {text}
 mkdir -p {tmp_path}/run {tmp_path}/var/log/milad
 [ "$(id -u)" = 0 ] && start_pre
+trap 'kill "$(cat "$pidfile" 2>/dev/null)" 2>/dev/null || true' EXIT
 start-stop-daemon --start --background --make-pidfile --pidfile "$pidfile" --exec "$command" -- $command_args
 for i in $(seq 100); do grep -q serves {tmp_path}/var/log/milad/milad.log 2>/dev/null && break; sleep 0.2; done
 reload

@@ -14,12 +14,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
+
+import pytest
 
 from milad.cli import main as cli
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHAT = {"messages": [{"role": "user", "content": "the secret plan"}]}
+SLOW_CHAT = {"messages": [{"role": "user", "content": "slow"}], "stream": True}
 SLOW = [{"output": "word " * 400, "when": {"last": "slow"}, "token_delay_ms": 20}, {"output": "Hello there.", "when": {"last": "^(?!slow)"}}]
 
 
@@ -126,6 +129,20 @@ class Service:
             return reply.status, reply.read()
         finally:
             connection.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path, default_model: Path, library: Path) -> Iterator[Callable[..., Service]]:
+    """start(*args, **Service's) -> Service, in a folder of its own; all end with the test. For a module to import."""
+    running: list[Service] = []
+
+    def make(*args: str, **options: Any) -> Service:
+        running.append(Service(tmp_path / f"home{len(running)}", default_model, library, *args, **options))
+        return running[-1]
+
+    yield make
+    for one in running:
+        one.__exit__()
 
 
 def connect(port: int, unix: str | None = None, tls: ssl.SSLContext | None = None) -> http.client.HTTPConnection:

@@ -13,22 +13,9 @@ from typing import Any
 
 import pytest
 
-from service import CHAT, ROOT, SLOW, Service
+from service import CHAT, ROOT, SLOW, Service, start  # noqa: F401
 
 LONG = {"messages": [{"role": "user", "content": "Tell me about rivers, lakes and seas. " * 40}], "max_tokens": 4, "temperature": 0}
-
-
-@pytest.fixture
-def start(tmp_path: Path, default_model: Path, library: Path):
-    running: list[Service] = []
-
-    def make(*args: str, **options: Any) -> Service:
-        running.append(Service(tmp_path / f"home{len(running)}", default_model, library, *args, **options))
-        return running[-1]
-
-    yield make
-    for one in running:
-        one.__exit__()
 
 
 def answer(one: Service, body: Any = LONG) -> tuple[str, int]:
