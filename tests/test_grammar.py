@@ -196,8 +196,7 @@ def test_calls_are_valid(vocabularies: Any, name: str, kind: str, mode: str) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("thinking", [None, False])
+@pytest.mark.parametrize("name, thinking", [(n, t) for n, make in MAKERS.items() for t in ((None, False) if make().thinks else (None,))])
 @pytest.mark.parametrize("form", ["json_object", "json_schema", "regex", "lark", "gbnf"])
 def test_formats_are_kept(vocabularies: Any, name: str, kind: str, thinking: bool | None, form: str) -> None:
     model, grammar = vocabularies[kind]
