@@ -1,4 +1,5 @@
-"""Claude Code: Messages API at the server's root, all by environment.
+"""Claude Code: Messages API at the server's root, by environment; address and models by --settings as well, since the `env` of a
+user's settings.json goes over the environment (the key does not: arguments are everybody's to read).
 
 The variables and their effects are measured with version 2.1.332 (issue 6's tests run it):
 - an unknown model is taken for one of 1M tokens unless CLAUDE_CODE_MAX_CONTEXT_TOKENS says otherwise
@@ -10,6 +11,7 @@ The variables and their effects are measured with version 2.1.332 (issue 6's tes
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Mapping
 
@@ -31,9 +33,9 @@ def plan(target: Target, arguments: list[str], folder: Path, user: Mapping[str, 
         usual["CLAUDE_CODE_MODEL_CAPABILITIES"] = "-mid_conv_system,-mid_conv_tool_change"
     if target.kind in ("llamacpp", "vllm", "ollama"):
         usual["CLAUDE_STREAM_IDLE_TIMEOUT_MS"] = usual["API_TIMEOUT_MS"] = str(PATIENT_MS)
-    return Plan([AGENT.program, *arguments],
-                {"ANTHROPIC_BASE_URL": target.root, "ANTHROPIC_AUTH_TOKEN": target.key, **{name: target.model for name in MODELS}},
-                usual, ELSEWHERE)
+    where = {"ANTHROPIC_BASE_URL": target.root, **{name: target.model for name in MODELS}}
+    return Plan([AGENT.program, "--settings", json.dumps({"env": where}, ensure_ascii=False), *arguments],
+                {**where, "ANTHROPIC_AUTH_TOKEN": target.key}, usual, ELSEWHERE)
 
 
 AGENT = Agent("claude", "Claude Code", "claude", "npm install -g @anthropic-ai/claude-code", "messages", plan,

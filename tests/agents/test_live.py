@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from typing import Any
 
@@ -14,6 +15,7 @@ from talk import TALKS
 pytestmark = pytest.mark.agents
 ALL = list(PROGRAMS)
 TOOLS = [n for n in ALL if TALKS[n].read]
+ONLY_ALL = pytest.mark.skipif(os.environ.get("MILAD_TEST_AGENTS") != "all", reason="scripts/test-agents runs this")
 
 
 def call(tool: Any) -> str:
@@ -52,6 +54,28 @@ def test_chat(place: Any, name: str) -> None:
     assert "SCRIPTED-ANSWER" in run.out
 
 
+# What users may have configured: another provider, at an address that refuses.
+THEIRS = {
+    ".claude/settings.json": '{"env": {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9", "ANTHROPIC_MODEL": "opus"}, "model": "opus"}',
+    ".codex/config.toml": 'model = "gpt-5"\nmodel_provider = "o"\n[model_providers.o]\nname = "o"\nbase_url = "http://127.0.0.1:9"\n',
+    ".config/opencode/opencode.json": '{"model": "o/m", "provider": {"o": {"npm": "@ai-sdk/openai-compatible", "models": {"m": {}},'
+                                      ' "options": {"baseURL": "http://127.0.0.1:9"}}}}',
+    ".aider.conf.yml": "model: gpt-4\nopenai-api-base: http://127.0.0.1:9\n",
+    ".qwen/settings.json": '{"security": {"auth": {"selectedType": "qwen-oauth"}}, "model": {"name": "qwen-max"}}',
+}
+
+
+@pytest.mark.parametrize("name", ["claude", "codex", pytest.param("opencode", marks=ONLY_ALL), "qwen", "aider"])
+def test_the_users_own_provider_does_not_matter(place: Any, name: str) -> None:
+    here = place(name, told("Hello from the SCRIPTED-ANSWER."))
+    for path, text in THEIRS.items():
+        (here.home / path).parent.mkdir(parents=True, exist_ok=True)
+        (here.home / path).write_text(text)
+    run = here.run("say hello")
+    settled(run, here.server.log)
+    assert "SCRIPTED-ANSWER" in run.out
+
+
 @pytest.mark.parametrize("name", TOOLS)
 def test_tools_read_and_write(place: Any, name: str) -> None:
     here = place(name, read_then_write)
@@ -66,6 +90,7 @@ def test_tools_read_and_write(place: Any, name: str) -> None:
         assert cached >= 0.95 * total, (total, cached)
 
 
+@ONLY_ALL
 def test_opencodes_title_beside_the_main_request(place: Any) -> None:
     """It asks for a title at the same time: neither waits for the other's slow answer."""
     here = place("opencode", lambda talk, repo: [
