@@ -83,7 +83,13 @@ class Grammar:
             except MiladError as e:
                 return self._constraint(self._forced(turn, family, _relaxed(tools, e)), "tool_choice")
         if turn.format.kind != "text":
-            return self._constraint(self._format(turn, family, mode == "auto"), _param(turn))
+            try:
+                return self._constraint(self._format(turn, family, mode == "auto"), _param(turn))
+            except MiladError as e:
+                if mode != "auto":
+                    raise
+                turn = replace(turn, tools=tuple(_relaxed(list(turn.tools), e)))
+                return self._constraint(self._format(turn, family, True), _param(turn))
         markup = family.call_grammar(turn) if mode == "auto" else None
         if markup is None or not markup.trigger:
             return None

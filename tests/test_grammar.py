@@ -242,6 +242,9 @@ def test_tools_beside_a_format(vocabularies: Any, name: str) -> None:
     assert takes(model, grammar.compile(turn, family), model.tokenize(
         talk(family, "now", "{}"), parse_special=True))
     assert takes(model, grammar.compile(turn, family), model.tokenize('{"name": "n", "age": 5, "list": [1]}'))
+    heavy = ToolSpec("heavy", "", {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(700)}})
+    relaxed = grammar.compile(turn_of(tools=(heavy, NONE), format=Format("json_schema", SCHEMA), thinking=False), family)
+    assert takes(model, relaxed, model.tokenize(talk(family, "now", "{}"), parse_special=True))
     lark = Format("lark", text='start: "A" ("b" | "c")')
     tokens, ended = walk(model, grammar.compile(turn_of(tools=TOOLS, format=lark, thinking=False), family), 3)
     fold = read(model, family, turn, tokens)
