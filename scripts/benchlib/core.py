@@ -6,6 +6,7 @@ Prints JSON: tokens/s, and what a share of the limit needs. KIND: prefill (N tok
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from . import peer
 
 def measure(file: Any, threads: int, kind: str, n: int, depth: int = 0, batch: int = 1) -> dict[str, Any]:
     done = peer.run([sys.executable, "-m", "benchlib.core", file, threads, kind, n, depth, batch], stdout=subprocess.PIPE,
-                    cwd=peer.ROOT / "scripts", env={**__import__("os").environ, "PYTHONPATH": f"{peer.ROOT}:{peer.ROOT / 'scripts'}"})
+                    cwd=peer.ROOT / "scripts", env={**os.environ, "PYTHONPATH": f"{peer.ROOT}:{peer.ROOT / 'scripts'}"})
     return json.loads(done.stdout)
 
 
@@ -26,7 +27,8 @@ def main(file: str, threads: int, kind: str, n: int, depth: int, batch: int) -> 
     from milad.engine.base import BLOCK, Batch, SamplerArgs
     model = capi.Model(file, n_threads=threads)
     per = -(-(depth + n + 8) // BLOCK)
-    context = model.context(n_blocks=per * batch, n_threads=threads)
+    kv_type = "bf16" if capi.devices()["isa"].startswith("avx512") else "f16"       # as the daemon chooses
+    context = model.context(n_blocks=per * batch, n_threads=threads, kv_type=kv_type)
     tables = [array("i", range(i * per, (i + 1) * per)) for i in range(batch)]
     greedy = SamplerArgs()
 

@@ -18,8 +18,8 @@ GROUPS = ("smollm2", "1b", "depth", "batch", "serve", "python")
 class Run:
     """What was asked for, and the rows so far."""
 
-    def __init__(self, rounds: int, with_peer: bool) -> None:
-        self.rounds, self.with_peer = rounds, with_peer
+    def __init__(self, rounds: int, with_peer: bool, threads: tuple[int, ...]) -> None:
+        self.rounds, self.with_peer, self.threads = rounds, with_peer, threads
         self.rows: list[dict[str, Any]] = []
 
     def cell(self, group: str, name: str, threads: int, ours: Callable[[], dict[str, Any]], theirs: Callable[[], float] | None,
@@ -59,9 +59,10 @@ def matrices(run: Run, group: str, names: tuple[str, ...], wanted: set[str]) -> 
             continue
         file = files.file(name)
         kind = "bf16" if name.endswith("BF16") else "int8"
-        for threads in (1, 2):
-            run.cell(group, f"{name} decode 128", threads, lambda: core.measure(file, threads, "decode", 128),
-                     lambda: peer.bench(file, threads, 0, 128, 0), "bandwidth", decode_share)
+        n = 32 if group == "1b" else 128
+        for threads in run.threads:
+            run.cell(group, f"{name} decode {n}", threads, lambda: core.measure(file, threads, "decode", n),
+                     lambda: peer.bench(file, threads, 0, n, 0), "bandwidth", decode_share)
             run.cell(group, f"{name} prefill 512", threads, lambda: core.measure(file, threads, "prefill", 512),
                      lambda: peer.bench(file, threads, 512, 0, 0), kind, prefill_share)
 
@@ -128,6 +129,7 @@ def main(arguments: list[str], doc: str) -> int:
     parser.add_argument("--only", default="smollm2,serve,python")
     parser.add_argument("--files", default="", help="file names of the groups smollm2 and 1b")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, action="append", choices=(1, 2), help="of the groups smollm2 and 1b (default: 1 and 2)")
     parser.add_argument("--json")
     parser.add_argument("--svg")
     parser.add_argument("--no-peer", action="store_true")
@@ -138,7 +140,7 @@ def main(arguments: list[str], doc: str) -> int:
     names = set(filter(None, parsed.files.split(",")))
     if names - set(files.SMOLLM2 + files.ONE_B):
         parser.error(f"unknown file {', '.join(sorted(names - set(files.SMOLLM2 + files.ONE_B)))}")
-    run = Run(parsed.rounds, not parsed.no_peer)
+    run = Run(parsed.rounds, not parsed.no_peer, tuple(parsed.threads or (1, 2)))
     print(report.head(), flush=True)
     for group, work in (("smollm2", lambda: matrices(run, "smollm2", files.SMOLLM2, names)),
                         ("1b", lambda: matrices(run, "1b", files.ONE_B, names)), ("depth", lambda: depth(run, names)),
