@@ -30,7 +30,7 @@ def main(file: str, threads: int, kind: str, n: int, depth: int, batch: int) -> 
     kv_type = "bf16" if capi.devices()["isa"].startswith("avx512") else "f16"       # as the daemon chooses
     context = model.context(n_blocks=per * batch, n_threads=threads, kv_type=kv_type)
     tables = [array("i", range(i * per, (i + 1) * per)) for i in range(batch)]
-    greedy = SamplerArgs()
+    greedy, n_vocab = SamplerArgs(), model.info.n_vocab
 
     def feed(sequence: int, first: int, count: int) -> None:
         at = first
@@ -38,12 +38,12 @@ def main(file: str, threads: int, kind: str, n: int, depth: int, batch: int) -> 
             rows = array("i")
             size = min(context.max_rows, first + count - at)
             for i in range(at, at + size):
-                rows.extend((100 + i * 7919 % 40000, i, 0, 0 if i == at + size - 1 else -1))
+                rows.extend((i * 7919 % n_vocab, i, 0, 0 if i == at + size - 1 else -1))
             context.step(Batch(rows, [tables[sequence]], [greedy]))
             at += size
 
     def decode(first: int, count: int) -> None:
-        tokens = [100] * batch
+        tokens = [1] * batch
         for i in range(count):
             rows = array("i")
             for s in range(batch):
