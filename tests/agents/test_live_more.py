@@ -122,12 +122,12 @@ def test_the_true_window_compacts_before_it_overflows(place: Any, name: str, win
 
 @pytest.mark.parametrize("name", ALL)
 def test_chat_on_the_model_itself(place: Any, name: str) -> None:
-    """Whatever it says: no error, nothing asked twice. An answer cut by the agent's own limit is the agent's to tell."""
-    here = place(name, None)
-    here.env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = "1500"
+    """Whatever it says: no error, nothing asked twice. The small model may go on without end: a cut answer is the agent's to tell."""
+    here = place(name, None, ("--ctx", "65536", "--max-tokens", "500"))
+    here.env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = "500"
     run = here.run("Say hello.", timeout_s=550)
     shown = run.out[-800:], run.err[-800:], here.server.log[-2000:]
     assert run.generations and all(one.status in (200, 426) for one in run.exchanges), shown
     assert len({(x.path, x.body) for x in run.generations}) == len(run.generations), shown
-    assert run.code == 0 or "output token maximum" in run.out, shown
+    assert run.code == 0 or "output token maximum" in run.out or "max_output_tokens" in run.err, shown
     assert " error: " not in here.server.log, shown
