@@ -29,6 +29,7 @@ from .metrics import Metrics, prometheus, status
 from .models import Models, resolve as resolve_models, size_of
 from .options import BY_NAME, Value
 
+ENDING = (signal.SIGTERM, signal.SIGINT)
 EXIT_FORCED = 3         # asked twice to end: running answers were cut
 DESCRIPTORS_BESIDE = 128        # besides connections: model, cache, store, log, libraries
 
@@ -38,7 +39,12 @@ Options = Mapping[str, Value]
 def serve(options: Options, reread: Callable[[], Options] | None = None) -> int:
     """Runs until told to end. UsageError for what is wrong with options, files, model or address. reread: the configuration
     anew, for SIGHUP."""
-    return asyncio.run(_Daemon(options, reread).run())
+    # Held back until run() has its handlers: asyncio's own would cancel a task that may be past noticing.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        return asyncio.run(_Daemon(options, reread).run())
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
 
 def check(options: Options) -> list[str]:
@@ -90,8 +96,9 @@ class _Daemon:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(_log_unhandled)
         self.stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in ENDING:
             loop.add_signal_handler(number, self._asked_to_end, number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         loop.add_signal_handler(signal.SIGUSR1, self._dump)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         resolved = resolve_models(self.options, loader.models_folder(value))      # before anything else: cheap to be wrong
