@@ -30,9 +30,14 @@ class Server:
             return next(int(line.split()[1]) * 1024 for line in f if line.startswith("VmRSS"))
 
     def cpu_s(self) -> float:
+        """Processor time, the kernel's part included."""
+        return sum(self.cpu_parts_s())
+
+    def cpu_parts_s(self) -> tuple[float, float]:
+        """(user, kernel)."""
         with open(f"/proc/{self.process.pid}/stat") as f:
             fields = f.read().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return tuple(int(f) / os.sysconf("SC_CLK_TCK") for f in fields[11:13])  # type: ignore[return-value]
 
     def post(self, path: str, body: dict[str, Any]) -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
@@ -149,8 +154,8 @@ def idle_cpu(server: Server, seconds: float = 2.0) -> float:
     return (server.cpu_s() - before) / seconds
 
 
-def python_cost(file: Path, path: str, body: dict[str, Any], tokens: int = 1000, n: int = 4) -> float:
-    """Microseconds of the daemon's processor time per streamed token, nothing computed: the scripted core, n streams, each
+def python_cost(file: Path, path: str, body: dict[str, Any], tokens: int = 1000, n: int = 4) -> tuple[float, float]:
+    """Microseconds of the daemon's processor time (in Python, in the kernel) per streamed token, nothing computed: the scripted core, n streams, each
     token on its own as from a model (without a pace several would share an event and a write)."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script.jsonl"
@@ -160,13 +165,14 @@ def python_cost(file: Path, path: str, body: dict[str, Any], tokens: int = 1000,
             def one() -> int:
                 return len(server.post(path, {**body, "stream": True}).read())
             one()
-            before = server.cpu_s()
+            before = server.cpu_parts_s()
             threads = [threading.Thread(target=one) for _ in range(n)]
             for t in threads:
                 t.start()
             for t in threads:
                 t.join()
-            return (server.cpu_s() - before) / (tokens * n) * 1e6
+            user, kernel = ((b - a) / (tokens * n) * 1e6 for a, b in zip(before, server.cpu_parts_s()))
+            return user, kernel
 
 
 PROTOCOLS = {
