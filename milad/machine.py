@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-BLOCK = 32
-
 
 def available_memory() -> int:
     """Bytes that can be taken without swapping, within the cgroup's limit (v2 and v1); a guess of 2 GiB where nothing tells."""

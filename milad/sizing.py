@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .engine.base import BLOCK
 from .errors import UsageError
 
-BLOCK = 32              # tokens a KV block, as engine.base has it
 MIN_CTX = 64
 
 

@@ -11,22 +11,20 @@ import os
 import re
 import time
 from array import array
-from dataclasses import dataclass, field, replace
-from typing import Any, AsyncIterator, Callable, Iterable, Mapping, Protocol as TypingProtocol, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, AsyncIterator, Callable, Iterable, Protocol as TypingProtocol, Sequence
 
 from . import log
-from .conversation import Message, ToolChoice, ToolSpec, Turn
+from .conversation import ToolSpec, Turn
 from .engine.remember import fingerprint
-from .engine.base import Admitted, Constraint, Done, Fault, Item, Model, Prefill, Request, SamplerArgs
+from .engine.base import Constraint, Item, Model, Request, SamplerArgs
 from .errors import ContextOverflow, MiladError, invalid
-from .events import Event, Failure, Progress, Started, Usage
-from .families.base import Family, Plain, Segment, Special
+from .events import Event
+from .families.base import Family, Segment, Special
 from .output import Output
 
 PAUSE_AT = 512          # undelivered items at which a slow reader's sequence is paused
-RESUME_AT = 64
 _MARKUP = re.compile(r"<[^\s<>]+>|\[[A-Z/_]+\]")   # the look of a user-defined token that means something to a family
-MAX_STOP_TEXT = 2000    # characters of a prompt's tail that the log may ever show, with log_prompts only
 
 # (prefix, suffix, middle): Qwen2.5-Coder, StarCoder and Granite, its other spelling, DeepSeek, CodeLlama (llama.cpp's llama-vocab.cpp)
 FIM = (("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"), ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
@@ -248,10 +246,9 @@ class Runner:
                  len(turn.tools), turn.api, names, why)
 
     def _check(self, turn: Turn) -> None:
-        for name, pairs in (("logit_bias", turn.sampling.logit_bias),):
-            for token, _ in pairs:
-                if not 0 <= token < self.model.info.n_vocab:
-                    raise invalid(name, f"token id {token} is outside the vocabulary of {self.model.info.n_vocab}")
+        for token, _ in turn.sampling.logit_bias:
+            if not 0 <= token < self.model.info.n_vocab:
+                raise invalid("logit_bias", f"token id {token} is outside the vocabulary of {self.model.info.n_vocab}")
         for what in turn.ignored:
             log.once(f"ignored {turn.api} {what}", "%s: ignored %s", turn.api, what)
 

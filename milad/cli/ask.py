@@ -18,7 +18,6 @@ from . import flags
 
 OWN = ("model", "family", "ctx", "threads", "kv_memory", "kv_type", "repack", "script", "tools", "temperature", "top_k",
        "top_p", "min_p", "repeat_penalty", "max_tokens", "template_date", "kv_cache_dir", "kv_cache_disk", "log_level")
-CONNECT_S = 3.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

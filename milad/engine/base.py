@@ -5,7 +5,7 @@ what it gets back. Data and interfaces only; pure.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple, Protocol, Union
 
 BLOCK = 32                                  # tokens per KV block: MILAD_KV_BLOCK

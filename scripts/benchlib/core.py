@@ -23,12 +23,11 @@ def measure(file: Any, threads: int, kind: str, n: int, depth: int = 0, batch: i
 
 
 def main(file: str, threads: int, kind: str, n: int, depth: int, batch: int) -> dict[str, Any]:
-    from milad import capi
+    from milad import capi, loader
     from milad.engine.base import BLOCK, Batch, SamplerArgs
     model = capi.Model(file, n_threads=threads)
     per = -(-(depth + n + 8) // BLOCK)
-    kv_type = "bf16" if capi.devices()["isa"].startswith("avx512") else "f16"       # as the daemon chooses
-    context = model.context(n_blocks=per * batch, n_threads=threads, kv_type=kv_type)
+    context = model.context(n_blocks=per * batch, n_threads=threads, kv_type=loader.kv_type("auto"))
     tables = [array("i", range(i * per, (i + 1) * per)) for i in range(batch)]
     greedy, n_vocab = SamplerArgs(), model.info.n_vocab
 

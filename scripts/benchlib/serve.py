@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -81,6 +80,18 @@ def _wait(server: Server, path: str) -> float:
 
 
 @contextlib.contextmanager
+def _running(command: list[str], port: int, env: dict[str, str] | None = None) -> Iterator[tuple[Server, float]]:
+    """The server and its time to be ready; ended with the block."""
+    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = Server(process, port)
+    try:
+        yield server, _wait(server, "/health")
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextlib.contextmanager
 def milad(file: Path, *args: str, home: str | None = None) -> Iterator[tuple[Server, float]]:
     """A fresh daemon, with its time to be ready. home: keep its caches there."""
     with contextlib.ExitStack() as stack:
@@ -90,27 +101,15 @@ def milad(file: Path, *args: str, home: str | None = None) -> Iterator[tuple[Ser
         if "MILAD_LIBRARY" in os.environ:
             env["MILAD_LIBRARY"] = os.environ["MILAD_LIBRARY"]
         env.update(HOME=folder, PYTHONPATH=str(peer.ROOT))
-        process = subprocess.Popen([sys.executable, "-m", "milad", "serve", "--model", str(file), "--port", str(port),
-                                    "--threads", "2", "--log-level", "warning", *args], env=env, stderr=subprocess.DEVNULL)
-        server = Server(process, port)
-        try:
-            yield server, _wait(server, "/health")
-        finally:
-            process.terminate()
-            process.wait()
+        yield stack.enter_context(_running([sys.executable, "-m", "milad", "serve", "--model", str(file), "--port", str(port),
+                                            "--threads", "2", "--log-level", "warning", *args], port, env))
 
 
 @contextlib.contextmanager
 def llama_server(file: Path, *args: str) -> Iterator[tuple[Server, float]]:
     port = free_port()
-    process = subprocess.Popen([str(peer.program("llama-server")), "-m", str(file), "--port", str(port), "-t", "2", *args],
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    server = Server(process, port)
-    try:
-        yield server, _wait(server, "/health")
-    finally:
-        process.terminate()
-        process.wait()
+    with _running([str(peer.program("llama-server")), "-m", str(file), "--port", str(port), "-t", "2", *args], port) as running:
+        yield running
 
 
 def long_chat(n_words: int = 4300) -> list[dict[str, str]]:
