@@ -54,7 +54,7 @@ def local(environ: Mapping[str, str]) -> Iterator[Finding]:
 def _machine() -> Iterator[Finding]:
     usable = len(os.sched_getaffinity(0))
     quota = _cpu_quota()
-    said = f"{os.cpu_count()} cores" + (f", {usable} usable" if usable != os.cpu_count() else "")
+    said = f"{machine.processor()}, {os.cpu_count()} cores" + (f", {usable} usable" if usable != os.cpu_count() else "")
     if quota is not None and quota < usable:
         said += f", a cgroup allows {quota:g}"
     yield Finding("processor", "ok", said)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,21 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "agents"))
 
 import servers  # noqa: E402
-from milad import doctor  # noqa: E402
+from milad import doctor, machine  # noqa: E402
 from milad.agents import target  # noqa: E402
+
+
+@pytest.mark.parametrize("lines,name", [
+    (("model name\t: AMD EPYC", "CPU part\t: 0xd0c"), "AMD EPYC"),
+    (("CPU implementer\t: 0x41", "CPU part\t: 0xd0c") * 2, "aarch64, Neoverse N1"),
+    (("CPU implementer\t: 0x41", "CPU part\t: 0xd05", "CPU part\t: 0xd0b", "CPU part\t: 0xd0b"),
+     "aarch64, 1 Cortex-A55 and 2 Cortex-A76"),
+    (("CPU implementer\t: 0x4e", "CPU part\t: 0x004"), "aarch64, implementer 0x4e part 0x004"),
+    (("CPU implementer\t: ?", "CPU part", ""), "aarch64"), ((), "aarch64")])
+def test_the_processors_name(monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...], name: str) -> None:
+    """ARM kernels tell no model name."""
+    monkeypatch.setattr("os.uname", lambda: SimpleNamespace(machine="aarch64"))
+    assert machine.processor("\n".join(lines)) == name
 
 
 def check(routes: dict[str, Any], kind: str | None = None, env: dict[str, str] | None = None, **headers: str) -> dict[str, Any]:
