@@ -10,7 +10,7 @@ import math
 import os
 import resource
 import time
-from typing import Any, AsyncIterator, Iterable, Iterator, Mapping
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
 from . import __version__
 from .events import Delta
@@ -75,33 +75,30 @@ class Watched:
 
 
 class _Run:
+    """turn.Run."""
+
     def __init__(self, run: Any, metrics: Metrics) -> None:
         self._run = run
         self._metrics = metrics
         self._start = time.monotonic()
         self._last: dict[int, float] = {}    # choice -> when its last text came
+        self.cancel = run.cancel
+        self.close = run.close
 
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return self
+    async def read(self, reader: Callable[[Any], Any]) -> None:
+        def watched(batch: Any) -> Any:
+            choices = {choice for choice, event in batch if isinstance(event, Delta)}
+            if choices:
+                now = time.monotonic()
+                for choice in choices:
+                    if choice in self._last:
+                        self._metrics.gap.observe(now - self._last[choice])
+                    else:
+                        self._metrics.ttft.observe(now - self._start)
+                    self._last[choice] = now
+            return reader(batch)
 
-    async def __anext__(self) -> Any:
-        batch = await self._run.__anext__()
-        choices = {choice for choice, event in batch if isinstance(event, Delta)}
-        if choices:
-            now = time.monotonic()
-            for choice in choices:
-                if choice in self._last:
-                    self._metrics.gap.observe(now - self._last[choice])
-                else:
-                    self._metrics.ttft.observe(now - self._start)
-                self._last[choice] = now
-        return batch
-
-    def cancel(self) -> None:
-        self._run.cancel()
-
-    async def aclose(self) -> None:
-        await self._run.aclose()
+        await self._run.read(watched)
 
 
 # -- Prometheus ---------------------------------------------------------------------------------------------------------

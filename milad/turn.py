@@ -1,7 +1,7 @@
 """From a Turn to a stream of events: the only joiner of model families and the engine.
 
 prepare() does everything that can fail because of what the client sent (tool policy, rendering, tokenising, limits); run()
-submits and yields events. What a generation's tokens become on the way out lives in output.py.
+submits and hands events to a reader. What a generation's tokens become on the way out lives in output.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import time
 from array import array
 from dataclasses import dataclass, replace
-from typing import Any, AsyncIterator, Callable, Iterable, Protocol as TypingProtocol, Sequence
+from typing import Any, Awaitable, Callable, Iterable, Protocol as TypingProtocol, Sequence
 
 from . import log
 from .conversation import ToolSpec, Turn
@@ -22,6 +22,9 @@ from .errors import ContextOverflow, MiladError, invalid
 from .events import Event
 from .families.base import Family, Segment, Special
 from .output import Output
+
+Wait = Callable[[], Awaitable[None]]
+Reader = Callable[[list[tuple[int, Event]]], "Wait | None"]
 
 PAUSE_AT = 512          # undelivered items at which a slow reader's sequence is paused
 _MARKUP = re.compile(r"<[^\s<>]+>|\[[A-Z/_]+\]")   # the look of a user-defined token that means something to a family
@@ -282,10 +285,9 @@ class Runner:
 
     # -- generation ---------------------------------------------------------------------------------------------------
 
-    def run(self, prepared: Prepared) -> AsyncIterator[list[tuple[int, Event]]]:
-        """Submits now (may raise MiladError: the queue is full) and returns an iterator over (choice, event), one list per
-        engine step. Closing the iterator cancels what still runs."""
-        return _Run(self, prepared)
+    def run(self, prepared: Prepared) -> "Run":
+        """Submits now; may raise MiladError: the queue is full."""
+        return Run(self, prepared)
 
     # -- for people who debug prompts ---------------------------------------------------------------------------------
 
@@ -308,14 +310,23 @@ class Runner:
         return "".join(s.text for s in self.segments(turn)), self.tokens(turn)
 
 
-class _Run:
-    """The choices of one request while they generate; an async iterator with aclose()."""
+class Run:
+    """The choices of one request while they generate. Event loop only.
+
+    The reader is called from the engine's delivery itself: a task in between would cost each token a second turn of the loop,
+    half of Python's whole time.
+    """
 
     def __init__(self, runner: Runner, prepared: Prepared) -> None:
-        self._ready = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._reader: Reader | None = None   # None: what comes is kept
         self._items: list[tuple[int, list[Item]]] = []
-        self._waiting = 0
+        self._n_waiting = 0
         self._paused = False
+        self._wait: Wait | None = None
+        self._error: Exception | None = None
+        self._soon = False
+        self._wake: asyncio.Future[None] | None = None
         self._outputs = [Output(runner, prepared, i) for i in range(prepared.turn.n)]
         self._left = prepared.turn.n
         self._handles: list[Any] = []
@@ -332,44 +343,75 @@ class _Run:
             self.cancel()
             raise
 
+    async def read(self, reader: Reader) -> None:
+        """Calls reader with (choice, event), one list per engine step, until the last or close(). Where it returns something to
+        wait for, that is awaited before the next call, and a long wait pauses the sequences. What it raises is raised here."""
+        try:
+            while True:
+                self._wake = self._loop.create_future()
+                self._reader = reader
+                if self._paused:
+                    self._paused = False
+                    for handle in self._handles:
+                        handle.resume()
+                self._deliver()
+                await self._wake
+                if self._error is not None:
+                    raise self._error
+                if self._wait is not None:
+                    wait, self._wait = self._wait, None
+                    await wait()
+                if self._left == 0:
+                    return
+        finally:
+            self._reader = None
+
     def _sink(self, choice: int) -> Callable[[list[Item]], None]:
         def sink(items: list[Item]) -> None:
             self._items.append((choice, items))
-            self._waiting += len(items)
-            if self._waiting > PAUSE_AT and not self._paused:
-                self._paused = True
-                for handle in self._handles:
-                    handle.pause()
-            self._ready.set()
+            if self._reader is None:
+                self._n_waiting += len(items)
+                if self._n_waiting > PAUSE_AT and not self._paused:
+                    self._paused = True
+                    for handle in self._handles:
+                        handle.pause()
+            elif len(self._outputs) == 1:
+                self._deliver()
+            elif not self._soon:             # the other choices' items of this step come in the same turn of the loop
+                self._soon = True
+                self._loop.call_soon(self._deliver)
         return sink
 
-    def __aiter__(self) -> "_Run":
-        return self
+    def _deliver(self) -> None:
+        """What came, to the reader."""
+        self._soon = False
+        if self._reader is None:
+            return
+        taken, self._items, self._n_waiting = self._items, [], 0
+        events: list[tuple[int, Event]] = []
+        for choice, items in taken:
+            output = self._outputs[choice]
+            if output.finished:
+                continue
+            for event in output.take(items):
+                events.append((choice, event))
+            if output.finished:
+                self._left -= 1
+                if output.cut:
+                    self._handles[choice].cancel()
+        if events:
+            try:
+                self._wait = self._reader(events)
+            except Exception as e:
+                self._error = e
+        if self._wait is not None or self._error is not None or self._left == 0:
+            self._rest()
 
-    async def __anext__(self) -> list[tuple[int, Event]]:
-        while True:
-            if self._left == 0:
-                raise StopAsyncIteration
-            await self._ready.wait()
-            self._ready.clear()
-            taken, self._items, self._waiting = self._items, [], 0
-            if self._paused:
-                self._paused = False
-                for handle in self._handles:
-                    handle.resume()
-            events: list[tuple[int, Event]] = []
-            for choice, items in taken:
-                output = self._outputs[choice]
-                if output.finished:
-                    continue
-                for event in output.take(items):
-                    events.append((choice, event))
-                if output.finished:
-                    self._left -= 1
-                    if output.cut:
-                        self._handles[choice].cancel()
-            if events:
-                return events
+    def _rest(self) -> None:
+        """No more to the reader until read() says so."""
+        self._reader = None
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
 
     def cancel(self) -> None:
         """Stops what still runs, within a step."""
@@ -377,8 +419,11 @@ class _Run:
             if not output.finished:
                 handle.cancel()
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
+        """cancel(), and read() returns. May be called by the reader."""
         self.cancel()
+        self._left = 0
+        self._rest()
 
 
 def _piece(data: bytes) -> Any:

@@ -24,18 +24,15 @@ def text_events(*pieces: str, reason: str = "stop", n_in: int = 3) -> list[list[
 
 
 class Run:
-    """Steps; an entry that is a number is seconds of silence, one that is a function is called and awaited. The runner's
-    `cancelled` is set by aclose before the end."""
+    """turn.Run of steps; an entry that is a number is seconds of silence, one that is a function is called and awaited. The
+    runner's `cancelled` is set by close before the end."""
 
     def __init__(self, runner: "Runner", n: int) -> None:
         self.runner, self.n = runner, n
         self.steps = iter(runner.steps() if callable(runner.steps) else runner.steps)
-        self.ended = False
+        self.ended = self.closed = False
 
-    def __aiter__(self) -> "Run":
-        return self
-
-    async def __anext__(self) -> list[Any]:
+    async def read(self, reader: Callable[[list[Any]], Any]) -> None:
         for step in self.steps:
             if isinstance(step, float):
                 await asyncio.sleep(step)
@@ -47,15 +44,19 @@ class Run:
                 self.runner.n_pulled += 1
                 if self.runner.step_s is not None:
                     await asyncio.sleep(self.runner.step_s)
-                return [(c, e) for c in range(self.n) for e in step]
+                wait = reader([(c, e) for c in range(self.n) for e in step])
+                if wait is not None:
+                    await wait()
+                if self.closed:
+                    return
         self.ended = True
-        raise StopAsyncIteration
 
     def cancel(self) -> None:
         if not self.ended:
             self.runner.cancelled.set()
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
+        self.closed = True
         self.cancel()
 
 

@@ -33,19 +33,17 @@ def test_while_loading():
 
 class Run:
     def __init__(self, batches):
-        self.batches = iter(batches)
+        self.batches = batches
         self.closed = False
 
-    async def __anext__(self):
+    async def read(self, reader):
         for batch in self.batches:
-            return batch
-        raise StopAsyncIteration
+            reader(batch)
 
-    async def aclose(self):
+    def close(self):
         self.closed = True
 
-    def cancel(self):
-        self.closed = True
+    cancel = close
 
 
 def test_a_watched_run_counts_first_and_further_text_by_choice():
@@ -55,9 +53,10 @@ def test_a_watched_run_counts_first_and_further_text_by_choice():
     watched = counted.watch(runner)
 
     async def read():
+        got = []
         events = watched.run(None)
-        got = [batch async for batch in events]
-        await events.aclose()
+        await events.read(got.append)
+        events.close()
         return got
 
     assert len(asyncio.run(read())) == 4 and run.closed and watched.n_ctx == 7

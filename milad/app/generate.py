@@ -3,7 +3,7 @@
 Everything that can be refused (body, parse, names, rendering, limits, the queue) comes before the answer's first byte; then
 the head goes out at once, each engine step's frames in one write, the protocol's keepalive whenever nothing else was sent for
 a while, and what fails is told in the protocol's own words. The reader's pace holds the sequence back: while the socket's
-buffer is full nothing is taken from the Runner, which pauses its sequences.
+buffer is full nothing is taken from the Run, which pauses its sequences.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, AsyncIterator, Awaitable, Callable, TypeVar
+from typing import TYPE_CHECKING, Any, Awaitable, Callable, TypeVar
 
 from .. import log
 from ..conversation import Turn
@@ -24,6 +24,7 @@ from ..events import Event, Failure
 from ..http import body, sse
 from ..http.base import Exchange
 from ..protocols.base import Encoder, Frame, Ident, Protocol
+from ..turn import Reader, Wait
 from .base import Served
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ async def generate(app: "App", exchange: Exchange, protocol: Protocol, *, parse:
             await _load_aloud(app, exchange, encoder, loading)
         try:
             served = await asyncio.shield(loading)
-            events = await _submit(exchange, served, turn)
+            run = await _submit(exchange, served, turn)
         except MiladError as error:
             if exchange.status == 0:
                 raise
@@ -139,10 +140,10 @@ async def generate(app: "App", exchange: Exchange, protocol: Protocol, *, parse:
                 await keep(turn, ident, encoder)
 
         try:
-            await (_stream if turn.stream else _plain)(app, exchange, encoder, events, kept)
+            await (_stream if turn.stream else _plain)(app, exchange, encoder, run, kept)
         finally:
             app.n_active -= 1
-            await events.aclose()
+            run.close()
             exchange.label = usage_label(encoder)
 
 
@@ -163,7 +164,7 @@ async def _load_aloud(app: "App", exchange: Exchange, encoder: Encoder, loading:
 
 
 async def _submit(exchange: Exchange, served: Served, turn: Turn) -> Any:
-    """Rendered, tokenised, checked and queued: the events to come."""
+    """Rendered, tokenised, checked and queued."""
     def prepare() -> list[Any]:
         turns = [replace(turn, prompt=p, prompts=()) for p in turn.prompts] or [turn]
         return [served.runner.prepare(t, path=path_of(exchange), client=exchange.client) for t in turns]
@@ -175,10 +176,10 @@ async def _submit(exchange: Exchange, served: Served, turn: Turn) -> Any:
 
 
 def submit(runner: Any, prepared: list[Any]) -> Any:
-    """The events of all prompts, choices numbered prompt by prompt. Raises MiladError where one can't be queued."""
+    """The run of all prompts, choices numbered prompt by prompt. Raises MiladError where one can't be queued."""
     if len(prepared) == 1:
         return runner.run(prepared[0])
-    runs = []
+    runs: list[Any] = []
     try:
         for one in prepared:
             runs.append(runner.run(one))
@@ -193,37 +194,17 @@ class _Merged:
     """Several runs as one; a failure of one ends all."""
 
     def __init__(self, runs: list[Any], counts: list[int]) -> None:
-        self._queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=len(runs))
-        self._left = len(runs)
-        self._runs = runs
-        self._tasks = [asyncio.ensure_future(self._pump(run, sum(counts[:i]))) for i, run in enumerate(runs)]
+        self._runs = [(run, sum(counts[:i])) for i, run in enumerate(runs)]
 
-    async def _pump(self, run: AsyncIterator[list[tuple[int, Event]]], first: int) -> None:
-        try:
-            async for batch in run:
-                await self._queue.put([(first + choice, event) for choice, event in batch])
-            await self._queue.put(None)
-        except Exception as e:
-            await self._queue.put(e)
+    async def read(self, reader: Reader) -> None:
+        def numbered(first: int) -> Reader:
+            return lambda batch: reader([(first + choice, event) for choice, event in batch])
 
-    def __aiter__(self) -> "_Merged":
-        return self
+        await asyncio.gather(*(run.read(numbered(first)) for run, first in self._runs))
 
-    async def __anext__(self) -> list[tuple[int, Event]]:
-        while self._left:
-            item = await self._queue.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is not None:
-                return item
-            self._left -= 1
-        raise StopAsyncIteration
-
-    async def aclose(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        for run in self._runs:
-            await run.aclose()
+    def close(self) -> None:
+        for run, _ in self._runs:
+            run.close()
 
 
 def usage_label(encoder: Encoder) -> str:
@@ -243,13 +224,15 @@ def as_error(error: BaseException) -> MiladError:
 SHUTTING_DOWN = "the server is shutting down"
 
 
-async def _plain(app: "App", exchange: Exchange, encoder: Encoder, events: Any, kept: Callable[[], Awaitable[None]]) -> None:
+async def _plain(app: "App", exchange: Exchange, encoder: Encoder, run: Any, kept: Callable[[], Awaitable[None]]) -> None:
+    def take(batch: list[tuple[int, Event]]) -> None:
+        for choice, event in batch:
+            if isinstance(event, Failure):
+                raise event.error
+            encoder.event(choice, event)
+
     try:
-        async for batch in events:
-            for choice, event in batch:
-                if isinstance(event, Failure):
-                    raise event.error
-                encoder.event(choice, event)
+        await run.read(take)
         await kept()
     except asyncio.CancelledError:
         if not exchange.draining:
@@ -292,23 +275,30 @@ class _Writer:
         self._timer.cancel()
 
 
-async def _stream(app: "App", exchange: Exchange, encoder: Encoder, events: Any, kept: Callable[[], Awaitable[None]]) -> None:
+async def _stream(app: "App", exchange: Exchange, encoder: Encoder, run: Any, kept: Callable[[], Awaitable[None]]) -> None:
     if exchange.status == 0:                 # else begun while its model was loaded
         exchange.start(200, (*STREAM_FIELDS, *app.fields(exchange)))
     writer = _Writer(exchange, encoder, app.settings.keepalive_s)
+    failed = False
+
+    def take(batch: list[tuple[int, Event]]) -> Wait | None:
+        nonlocal failed
+        frames: list[Frame] = []
+        for choice, event in batch:
+            if isinstance(event, Failure):
+                failed = True
+                writer.end(frames + encoder.failure(event.error))
+                run.close()
+                return None
+            frames += encoder.event(choice, event)
+        writer.send(frames)
+        return exchange.drain if exchange.stalled else None
+
     try:
-        async for batch in events:
-            frames: list[Frame] = []
-            for choice, event in batch:
-                if isinstance(event, Failure):
-                    writer.end(frames + encoder.failure(event.error))
-                    return
-                frames += encoder.event(choice, event)
-            writer.send(frames)
-            if exchange.stalled:
-                await exchange.drain()
-        await kept()
-        writer.end(encoder.end())
+        await run.read(take)
+        if not failed:
+            await kept()
+            writer.end(encoder.end())
     except asyncio.CancelledError:
         if not exchange.draining:
             raise

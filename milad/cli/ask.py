@@ -137,7 +137,7 @@ def _local(options: Any, body: dict[str, Any]) -> int:
     import threading
 
     from .. import loader, log
-    from ..events import Delta, Failure, Finish, BlockStart
+    from ..events import BlockStart, Delta, Event, Failure, Finish
     from ..progress import bar
     from ..protocols import chat
 
@@ -150,7 +150,8 @@ def _local(options: Any, body: dict[str, Any]) -> int:
         try:
             prepared = loaded.runner.prepare(chat.Chat().parse(body), path="/v1/chat/completions")
             kinds: dict[int, str] = {}
-            async for events in loaded.runner.run(prepared):
+
+            def read(events: list[tuple[int, Event]]) -> None:
                 for _, event in events:
                     if isinstance(event, BlockStart):
                         kinds[event.index] = event.kind
@@ -160,6 +161,8 @@ def _local(options: Any, body: dict[str, Any]) -> int:
                         pieces.put(("end", event.reason))
                     elif isinstance(event, Failure):
                         raise UsageError(event.error.message, 3)
+
+            await loaded.runner.run(prepared).read(read)
         finally:
             loaded.close()
 

@@ -46,9 +46,7 @@ async def converse(model: Any, family: Any, remember: bool) -> tuple[list[int], 
             prepared = runner.prepare(turn)
             assert runner.count(turn) == len(prepared.tokens)
             fold = Fold()
-            async for events in runner.run(prepared):
-                for _, event in events:
-                    fold.take(event)
+            await runner.run(prepared).read(lambda events: [fold.take(event) for _, event in events] and None)
             assert fold.finish is not None
             usage = fold.usage
             new.append(usage.input_tokens - usage.cached_tokens)
