@@ -1,4 +1,8 @@
-"""Goose: chat completions, all by environment (as its documentation has it; not run here). It joins host and path itself."""
+"""Goose: chat completions, all by environment. It joins host and path itself.
+
+It gives up on a stream that is idle for 150 s, comments not counted, and on a request after 600 s: other servers than milad need
+longer.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from pathlib import Path
 from typing import Mapping
 from urllib.parse import urlsplit
 
-from .base import Agent, Plan, Target
+from .base import PATIENT_MS, Agent, Plan, Target
 
 
 def plan(target: Target, arguments: list[str], folder: Path, user: Mapping[str, str]) -> Plan:
@@ -15,7 +19,7 @@ def plan(target: Target, arguments: list[str], folder: Path, user: Mapping[str, 
     if target.context is not None:
         usual["GOOSE_CONTEXT_LIMIT"] = str(target.context)
     if target.silent:
-        usual["OPENAI_TIMEOUT"] = "1800"
+        usual["OPENAI_TIMEOUT"] = usual["GOOSE_STREAM_TIMEOUT"] = str(PATIENT_MS // 1000)
     return Plan([AGENT.program, *(arguments or ["session"])],
                 {"GOOSE_PROVIDER": "openai", "GOOSE_MODEL": target.model, "OPENAI_HOST": f"{parts.scheme}://{parts.netloc}",
                  "OPENAI_BASE_PATH": f"{parts.path.lstrip('/')}/chat/completions", "OPENAI_API_KEY": target.key},

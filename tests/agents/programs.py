@@ -25,18 +25,21 @@ class Program:
     folder: str                              # of the set, in the cache
     packages: tuple[str, ...]                # all of the set
     main: bool = False
-    needs_node: int = 0                      # a newer Node than the machine's comes with the set
+    bins: str = "node_modules/.bin"
 
     def bin(self, root: Path) -> Path:
-        return root / self.folder / ("bin" if self.folder == "aider" else "node_modules/.bin")
+        return root / self.folder / self.bins
 
 
 _MAIN = ("@anthropic-ai/claude-code@2.1.332", "@openai/codex@0.171.0", "opencode-ai@1.18.33")
+# Node 22: a newer one than the machine's comes with the set
 _MORE = ("node@22", "@earendil-works/pi-coding-agent@1.6.0", "@qwen-code/qwen-code@0.24.4")
+_GOOSE = f"@aaif/goose-binary-linux-{'arm64' if os.uname().machine == 'aarch64' else 'x64'}"
 PROGRAMS = {
     "claude": Program("main", _MAIN, True), "codex": Program("main", _MAIN, True), "opencode": Program("main", _MAIN, True),
-    "pi": Program("more", _MORE), "qwen": Program("more", _MORE), "aider": Program("aider", ("aider-chat==0.86.2",)),
+    "pi": Program("more", _MORE), "qwen": Program("more", _MORE), "aider": Program("aider", ("aider-chat==0.86.2",), bins="bin"),
     "copilot": Program("copilot", ("@github/copilot@1.0.102",)),
+    "goose": Program("goose", (f"{_GOOSE}@1.52.0",), bins=f"node_modules/{_GOOSE}/bin"),
 }
 
 

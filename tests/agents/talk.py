@@ -41,5 +41,7 @@ TALKS = {t.name: t for t in (
     Talk("copilot", lambda p: ["-p", p, "--allow-all-tools", "--allow-all-paths"],
          lambda p: ["--continue", "-p", p, "--allow-all-tools", "--allow-all-paths"],
          lambda f: ("view", {"path": f}), lambda f, text: ("create", {"path": f, "file_text": text})),
+    Talk("goose", lambda p: ["run", "-t", p], lambda p: ["run", "--resume", "-t", p],
+         lambda f: ("shell", {"command": f"cat {f}"}), lambda f, text: ("write", {"path": f, "content": text})),
     Talk("aider", lambda p: ["--message", p, *_AIDER], lambda p: ["--restore-chat-history", "--message", p, *_AIDER], None, None),
 )}

@@ -60,12 +60,13 @@ THEIRS = {
     ".codex/config.toml": 'model = "gpt-5"\nmodel_provider = "o"\n[model_providers.o]\nname = "o"\nbase_url = "http://127.0.0.1:9"\n',
     ".config/opencode/opencode.json": '{"model": "o/m", "provider": {"o": {"npm": "@ai-sdk/openai-compatible", "models": {"m": {}},'
                                       ' "options": {"baseURL": "http://127.0.0.1:9"}}}}',
+    ".config/goose/config.yaml": "GOOSE_PROVIDER: openai\nGOOSE_MODEL: gpt-5\nOPENAI_HOST: http://127.0.0.1:9\n",
     ".aider.conf.yml": "model: gpt-4\nopenai-api-base: http://127.0.0.1:9\n",
     ".qwen/settings.json": '{"security": {"auth": {"selectedType": "qwen-oauth"}}, "model": {"name": "qwen-max"}}',
 }
 
 
-@pytest.mark.parametrize("name", ["claude", "codex", pytest.param("opencode", marks=ONLY_ALL), "qwen", "aider"])
+@pytest.mark.parametrize("name", ["claude", "codex", pytest.param("opencode", marks=ONLY_ALL), "qwen", "aider", "goose"])
 def test_the_users_own_provider_does_not_matter(place: Any, name: str) -> None:
     here = place(name, told("Hello from the SCRIPTED-ANSWER."))
     for path, text in THEIRS.items():

@@ -70,7 +70,7 @@ def test_ctrl_c_ends_the_sequence(place: Any, name: str) -> None:
         process.communicate()
 
 
-@pytest.mark.parametrize("name", ["claude", "codex", "opencode", "pi", "qwen"])
+@pytest.mark.parametrize("name", ["claude", "codex", "opencode", "pi", "qwen", "goose"])
 def test_the_next_turn_finds_the_cache(place: Any, name: str) -> None:
     here = place(name, read_then_write)
     settled(here.run("what is the secret word?"), here.server.log)
