@@ -25,6 +25,7 @@ from .errors import UsageError
 from .gate import Gate, apis
 from .http import server, tls, wire
 from .keys import Ring, load as load_keys
+from .mailbox import Mailbox
 from .metrics import Metrics, prometheus, status
 from .models import Models, resolve as resolve_models, size_of
 from .options import BY_NAME, Value
@@ -95,6 +96,7 @@ class _Daemon:
         value = self.value
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(_log_unhandled)
+        self.mailbox = Mailbox(loop)
         self.stop = asyncio.Event()
         for number in ENDING:
             loop.add_signal_handler(number, self._asked_to_end, number)
@@ -109,6 +111,7 @@ class _Daemon:
             return await self._serve(resolved, loop)
         finally:
             self._tidy()
+            self.mailbox.close()
 
     def _tidy(self) -> None:
         for path in self.unix_paths:
@@ -166,7 +169,7 @@ class _Daemon:
                                                                max_connections=value["max_connections"]))
         await self._listen()
         self.notify(f"STATUS=loading {name}")
-        load = loop.create_task(asyncio.to_thread(loader.load, self.options, post=loop.call_soon_threadsafe,
+        load = loop.create_task(asyncio.to_thread(loader.load, self.options, post=self.mailbox.post,
                                                   progress=self._progress(name)))
         stop = loop.create_task(self.stop.wait())
         await asyncio.wait({load, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -183,7 +186,7 @@ class _Daemon:
             await self.server.drain(0)
             raise
         if len(resolved) > 1:
-            self.models = Models(resolved[1:], self.options, watch=self.metrics.watch, first=self._first_bytes)
+            self.models = Models(resolved[1:], self.options, post=self.mailbox.post, watch=self.metrics.watch, first=self._first_bytes)
             self.app.pool = self.models
         self._ready()
         tasks = [loop.create_task(self._watchdog())] + ([loop.create_task(self.models.watch_idle())] if self.models else [])

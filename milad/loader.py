@@ -48,10 +48,10 @@ def defaults(options: Mapping[str, Value]) -> Defaults:
                     completions_specials=value["completions_specials"], deadline_s=value["queue_timeout"])
 
 
-def load(options: Mapping[str, Value], *, post: Callable[[Callable[[], None]], None],
+def load(options: Mapping[str, Value], *, post: Callable[..., Any],
          progress: Callable[[float], None] = lambda share: None) -> Loaded:
     """Opens the model that the options name and starts its engine. post: how items reach the caller's event loop
-    (call_soon_threadsafe). progress gets 0..1, from the loading thread. UsageError (ModelError) says what is wrong, in one line."""
+    (Mailbox.post). progress gets 0..1, from the loading thread. UsageError (ModelError) says what is wrong, in one line."""
     value = {name: v.value for name, v in options.items()}
     value["kv_type"] = kv_type(value["kv_type"])
     wanted = value["model"][0] if value["model"] else None

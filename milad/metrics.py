@@ -10,6 +10,7 @@ import math
 import os
 import resource
 import time
+from bisect import bisect_left
 from typing import Any, Callable, Iterable, Iterator, Mapping
 
 from . import __version__
@@ -29,7 +30,7 @@ class Histogram:
 
     def observe(self, value: float) -> None:
         if value >= 0:                       # False for NaN
-            self.counts[next((i for i, b in enumerate(self.bounds) if value <= b), len(self.bounds))] += 1
+            self.counts[bisect_left(self.bounds, value)] += 1
             self.sum += value
 
     def quantile(self, q: float) -> float:
@@ -87,14 +88,14 @@ class _Run:
 
     async def read(self, reader: Callable[[Any], Any]) -> None:
         def watched(batch: Any) -> Any:
-            choices = {choice for choice, event in batch if isinstance(event, Delta)}
-            if choices:
-                now = time.monotonic()
-                for choice in choices:
-                    if choice in self._last:
-                        self._metrics.gap.observe(now - self._last[choice])
-                    else:
+            now = time.monotonic()
+            for choice, event in batch:
+                if isinstance(event, Delta):
+                    last = self._last.get(choice)
+                    if last is None:
                         self._metrics.ttft.observe(now - self._start)
+                    elif last != now:        # else of the same step
+                        self._metrics.gap.observe(now - last)
                     self._last[choice] = now
             return reader(batch)
 

@@ -60,11 +60,12 @@ def resolve(options: Mapping[str, Value], folder: Path) -> list[tuple[str, Path]
 class Models:
     """app.base.Pool: the models besides the first."""
 
-    def __init__(self, others: list[tuple[str, Path]], options: Mapping[str, Value], *, watch: Callable[[Any], Any], first: Callable[[], int],
+    def __init__(self, others: list[tuple[str, Path]], options: Mapping[str, Value], *, post: Callable[..., Any], watch: Callable[[Any], Any], first: Callable[[], int],
                  clock: Callable[[], float] = time.monotonic) -> None:
-        """watch: a runner as the metrics want it; first: bytes of the first model."""
+        """post: the event loop's Mailbox; watch: a runner as the metrics want it; first: bytes of the first model."""
         own = {"model_name": Value(None, "default"), "model_aliases": Value((), "default")}
         self._entries = {name: _Entry(name, path, {**options, **own, "model": Value((str(path),), "default")}) for name, path in others}
+        self._post = post
         self._watch = watch
         self._first = first
         self._clock = clock
@@ -103,9 +104,8 @@ class Models:
         async with self._lock:
             await self._make_room(entry)
             log.logger.info("loading %s", entry.id)
-            loop = asyncio.get_running_loop()
             try:
-                loaded = await asyncio.to_thread(loader.load, entry.options, post=loop.call_soon_threadsafe)
+                loaded = await asyncio.to_thread(loader.load, entry.options, post=self._post)
             except UsageError as e:
                 log.logger.error("%s: %s", entry.id, e)
                 raise MiladError("unavailable", f"the model {entry.id} could not be loaded; the log says why") from None

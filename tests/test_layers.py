@@ -12,7 +12,7 @@ RANKS = {
     "http.wire": 1, "http.sse": 1, "http.body": 1, "http.guard": 1, "http.base": 1, "protocols": 1, "families": 1, "engine": 1, "capi": 1, "store": 1,
     "grammar": 1, "masks": 0, "scripted": 1, "catalogue": 1, "machine": 1, "progress": 1, "_milad_cffi": 0,
     "config": 2, "keys": 2, "metrics": 2, "download": 1, "hub": 2, "service": 2, "access": 2, "http.tls": 2,
-    "engine.loop": 2, "engine.disk": 1,
+    "engine.loop": 2, "engine.disk": 1, "mailbox": 2,
     "output": 3, "turn": 3,
     "app": 4, "http.server": 4, "http.listen": 4, "loader": 4,
     "gate": 5, "models": 5, "daemon": 6, "agents": 4, "doctor": 5,

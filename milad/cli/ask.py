@@ -138,6 +138,7 @@ def _local(options: Any, body: dict[str, Any]) -> int:
 
     from .. import loader, log
     from ..events import BlockStart, Delta, Event, Failure, Finish
+    from ..mailbox import Mailbox
     from ..progress import bar
     from ..protocols import chat
 
@@ -145,8 +146,8 @@ def _local(options: Any, body: dict[str, Any]) -> int:
     pieces: "queue.Queue[Any]" = queue.Queue()
 
     async def generate() -> None:
-        loop = asyncio.get_running_loop()
-        loaded = await asyncio.to_thread(loader.load, options, post=loop.call_soon_threadsafe, progress=bar("loading"))
+        mailbox = Mailbox(asyncio.get_running_loop())
+        loaded = await asyncio.to_thread(loader.load, options, post=mailbox.post, progress=bar("loading"))
         try:
             prepared = loaded.runner.prepare(chat.Chat().parse(body), path="/v1/chat/completions")
             kinds: dict[int, str] = {}
@@ -165,6 +166,7 @@ def _local(options: Any, body: dict[str, Any]) -> int:
             await loaded.runner.run(prepared).read(read)
         finally:
             loaded.close()
+            mailbox.close()
 
     def work() -> None:
         from ..errors import MiladError

@@ -5,8 +5,8 @@ Rules
 - Idle means blocked on a condition: no polling. Delays (scripted plays, deadlines) are slept to, not spun.
 - A step that fails ends the sequences that it held and nobody else; an error of the scheduler's own ends all sequences and
   starts with empty books. Either way the thread goes on.
-- All items of a step go out in one post(deliver, batch): post is loop.call_soon_threadsafe or anything alike; sinks are
-  called on its side only, and never after their handle's cancel().
+- All items of a step go out in one post(deliver, batch), when the next step begins or nothing is left to do: post is Mailbox.post
+  or anything alike; sinks are called on its side only, and never after their handle's cancel().
 - A step whose every row belongs to cancelled sequences is interrupted; no other row is ever lost to a cancellation.
 """
 
@@ -222,7 +222,8 @@ class Engine:
                 plan = self._scheduler.plan(self._clock())
                 if plan is not None:
                     self._step(plan)
-                self._deliver()
+                else:
+                    self._deliver()
             except Exception as e:      # a bug of ours: nobody may hang on it
                 self._reset(e)
                 continue
@@ -272,6 +273,7 @@ class Engine:
             if self._cancels:           # came since the notes were taken: the plan may be about to compute for nobody
                 self._stepping = ()
                 return
+        self._deliver()                 # now: the readers' side runs while the step computes, and doesn't hold the plan up
         start = self.heartbeat = self._clock()
         self.busy = True
         try:

@@ -12,7 +12,15 @@ from typing import Any, Iterable, Union
 
 CONTENT_TYPE = "text/event-stream; charset=utf-8"
 
-_compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+if getattr(json.encoder, "c_make_encoder", None):
+    # as JSONEncoder.iterencode makes it for each value anew, which is most of a small chunk's time; what goes out is never circular
+    _pieces = json.encoder.c_make_encoder(None, _encoder.default, json.encoder.encode_basestring, None, ":", ",", False, False, False)
+
+    def _compact(value: Any) -> str:
+        return "".join(_pieces(value, 0))
+else:
+    _compact = _encoder.encode
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
