@@ -11,7 +11,9 @@
 
 INLINE void direct_units(const int type, const int nt, const uint8_t *p, int64_t n_units, const mat_tile *x, float *c, int64_t ld)
 {
-    const int class = class_of(type), bias = bias_of(type);
+    const int class = class_of(type), bias = bias_of(type), n_scales = n_scales_of(class), n_blocks = n_blocks_of(type);
+    const int block_bytes = unit_of(type) / n_blocks;
+    const size_t ahead = bytes_ahead();
     const int shift = bias == 0 || bias == 128 ? 0 : bias == 32 ? 2 : bias == 16 ? 3 : bias == 8 ? 4 : 5;
     const bool halves = class == MAT_S16 || class == MAT_SM16;
     const uint8_t *q = x->x, *h = x->halves;
@@ -20,14 +22,18 @@ INLINE void direct_units(const int type, const int nt, const uint8_t *p, int64_t
     for (int t = 0; t < nt; t++)
         acc[t] = _mm512_setzero_ps();
     for (int64_t u = 0; u < n_units; u++, p += unit_of(type)) {
+        /* A K type's scales first, then its blocks in a loop: a body of a whole unit hops too far for the machine to foresee. */
+        vf s[8 * 4];
 #pragma GCC unroll 8
-        for (int b = 0; b < n_blocks_of(type); b++) {
+        for (int b = 0; b < n_blocks; b++)
+            scales_of(type, p, b, s + b * n_scales);
+#pragma GCC unroll 1
+        for (int b = 0; b < n_blocks; b++) {
             vi w[8];
-            vf s[4];
+            ask_ahead(ahead, p + b * block_bytes, block_bytes);
             codes_of(type, p, b, w);
-            scales_of(type, p, b, s);
             const act_block a = act_at(q, h, nt);
-            block_32(class, 1, nt, shift, w, s, &a, acc);
+            block_32(class, 1, nt, shift, w, s + b * n_scales, &a, acc);
             q += nt * 44;
             if (halves)
                 h += nt * 16;
@@ -42,11 +48,14 @@ INLINE void direct_units(const int type, const int nt, const uint8_t *p, int64_t
 INLINE void direct_f16(const int nt, const uint8_t *p, int64_t n_units, const mat_tile *x, float *c, int64_t ld)
 {
     const float *v = (const float *)x->x;
+    const size_t ahead = bytes_ahead();
     vf acc[4];
 #pragma GCC unroll 4
     for (int t = 0; t < nt; t++)
         acc[t] = _mm512_setzero_ps();
     for (int64_t k = 0; k < n_units * 64; k++, p += 32, v += nt) {
+        if (k % 2 == 0)
+            ask_ahead(ahead, p, 64);
         const vf w = load_half(p);
 #pragma GCC unroll 4
         for (int t = 0; t < nt; t++)
