@@ -7,6 +7,10 @@
 #include <math.h>
 #include <stdlib.h>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "mat_internal.h"
 
 static const struct { int32_t type; const char *name; } type_names[] = {
@@ -45,7 +49,9 @@ static const mat_kernels *choose_kernels(void)
         return &mat_kernels_c;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    uint32_t a, b, c = 0, d;
+    __get_cpuid(1, &a, &b, &c, &d); /* F16C: a name that clang's __builtin_cpu_supports did not know until lately */
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && (c & bit_F16C);
 #if defined(MILAD_HAVE_AVX512)
     bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")
                   && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");

@@ -211,7 +211,7 @@ static int32_t read_id(const gguf *g, const vocab *v, const char *key, int32_t *
  * chat models end turns with another token: ggml-org/llama.cpp issue 9606 and llama-vocab.cpp, special_eog_ids. */
 static const char *const eog_spellings[] = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "[EOT]",
-    "<\xEF\xBD\x9C" "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>", "<end_of_utterance>", /* up to here: eot */
+    ("<\xEF\xBD\x9C" "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>"), "<end_of_utterance>", /* up to here: eot */
     "<|eom_id|>", "<|return|>", "<|call|>", "</s>", "[EOS]", "<eos>"};
 enum { N_EOT_SPELLINGS = 10 };
 
