@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -117,3 +118,30 @@ def test_bash_completes(line, wanted):
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True)
     assert wanted <= set(done.stdout.split()) and done.stderr == ""
     assert all(w.startswith(words[-1]) for w in done.stdout.split())
+
+
+ONE_MATCH = [("milad ser", "serve"), ("milad serve --kv-ty", "--kv-type"), ("milad serve --kv-type q", "q8_0"), ("milad key rem", "remove"),
+             ("milad completion z", "zsh"), ("milad serve --log-format j", "json")]
+
+
+@pytest.mark.skipif(not shutil.which("fish"), reason="no fish")
+@pytest.mark.parametrize("line,wanted", [*ONE_MATCH, ("milad --v", "--version")])
+def test_fish_completes(line, wanted, tmp_path):
+    done = subprocess.run(["fish", "-N", "-c", f"source; complete -C '{line}'"], input=completion.script("fish"), capture_output=True, text=True,
+                          env={**os.environ, "HOME": str(tmp_path)})
+    assert [found.split("\t")[0] for found in done.stdout.splitlines()] == [wanted] and done.stderr == ""
+
+
+@pytest.mark.skipif(not shutil.which("zsh"), reason="no zsh")
+@pytest.mark.parametrize("setup", ["fpath=($PWD $fpath); compinit -D -u", "compinit -D -u; . ./_milad"], ids=["autoloaded", "sourced"])
+def test_zsh_completes(setup, tmp_path):
+    """At a terminal of its own: a line, Tab, and what the line has become. Autoloaded, the first Tab already."""
+    (tmp_path / "_milad").write_text(completion.script("zsh"))
+    for line, wanted in ONE_MATCH:
+        program = f"""
+            zmodload zsh/zpty && zpty z zsh -f -i
+            zpty -w z 'PS1= PS2=; autoload -Uz compinit; {setup}; show() {{ print -r -- "<<$BUFFER>>" }}; zle -N show; bindkey ^Xs show; print ready$((1+1))'
+            zpty -r -m z out '*ready2*' && zpty -n -w z "{line}"$'\\t\\x18s' && zpty -r -m z out '*<<*>>*'
+            print -r -- ${{${{out##*<<}}%%>>*}}; zpty -d z"""
+        done = subprocess.run(["zsh", "-f", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.stdout.split() == [*line.split()[:-1], wanted] and done.stderr == ""

@@ -104,7 +104,8 @@ def _zsh() -> Iterator[str]:
         yield f"    {_single('*:word:(' + ' '.join(words(command)) + ')' if words(command) else '*:file:_files')} ;;"
     yield "  esac"
     yield "}"
-    yield "compdef _milad milad milad.pyz"
+    yield "# autoloaded from $fpath this file is the function's first call"
+    yield 'if [[ ${funcstack[1]-} == _milad ]]; then _milad "$@"; else compdef _milad milad milad.pyz; fi'
 
 
 def _single(text: str) -> str:
@@ -113,6 +114,7 @@ def _single(text: str) -> str:
 
 def _fish() -> Iterator[str]:
     yield "complete -c milad -f -n __fish_use_subcommand -s h -l help -d 'Show help'"
+    yield "complete -c milad -f -n __fish_use_subcommand -l version -d 'Show the version'"
     for name, (_, line) in program.COMMANDS.items():
         yield f"complete -c milad -f -n __fish_use_subcommand -a {name} -d {_fish_quoted(line)}"
     for command in program.COMMANDS:
