@@ -18,6 +18,8 @@ import pytest
 from conftest import ROOT
 
 INIT = ROOT / "scripts" / "init"
+SHELL = {p: first for p in sorted([*ROOT.glob("scripts/*"), *INIT.iterdir()]) if p.is_file() and b"python" not in (
+    first := p.read_bytes().partition(b"\n")[0]) and first.startswith(b"#!")}      # path -> first line
 
 
 def run(*command: object, **options) -> subprocess.CompletedProcess:
@@ -53,15 +55,15 @@ def test_each_hardening_line_says_what_it_stops() -> None:
 
 
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="no shellcheck")
-@pytest.mark.parametrize("script", ["scripts/init/milad.sysv", "scripts/init/milad.openrc", "scripts/install", "scripts/uninstall"])
-def test_shellcheck(script: str) -> None:
-    done = run("shellcheck", ROOT / script)
+@pytest.mark.parametrize("script", SHELL, ids=lambda p: p.name)
+def test_shellcheck(script: Path) -> None:
+    done = run("shellcheck", script)
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("script,shell", [("scripts/init/milad.sysv", "sh"), ("scripts/init/milad.openrc", "sh"), ("scripts/install", "bash"), ("scripts/uninstall", "bash")])
-def test_the_shell_reads_them(script: str, shell: str) -> None:
-    done = run(shell, "-n", ROOT / script)
+@pytest.mark.parametrize("script", SHELL, ids=lambda p: p.name)
+def test_the_shell_reads_them(script: Path) -> None:
+    done = run("bash" if b"bash" in SHELL[script] else "sh", "-n", script)
     assert done.returncode == 0 and done.stderr == ""
 
 
