@@ -347,7 +347,7 @@ class Run:
         """Calls reader with (choice, event), one list per engine step, until the last or close(). Where it returns something to
         wait for, that is awaited before the next call, and a long wait pauses the sequences. What it raises is raised here."""
         try:
-            while True:
+            while self._left:
                 self._wake = self._loop.create_future()
                 self._reader = reader
                 if self._paused:
@@ -361,8 +361,6 @@ class Run:
                 if self._wait is not None:
                     wait, self._wait = self._wait, None
                     await wait()
-                if self._left == 0:
-                    return
         finally:
             self._reader = None
 
@@ -387,6 +385,16 @@ class Run:
         self._soon = False
         if self._reader is None:
             return
+        try:
+            events = self._take()
+            if events:
+                self._wait = self._reader(events)
+        except Exception as e:
+            self._error = e
+        if self._wait is not None or self._error is not None or self._left == 0:
+            self._rest()
+
+    def _take(self) -> list[tuple[int, Event]]:
         taken, self._items, self._n_waiting = self._items, [], 0
         events: list[tuple[int, Event]] = []
         for choice, items in taken:
@@ -399,13 +407,7 @@ class Run:
                 self._left -= 1
                 if output.cut:
                     self._handles[choice].cancel()
-        if events:
-            try:
-                self._wait = self._reader(events)
-            except Exception as e:
-                self._error = e
-        if self._wait is not None or self._error is not None or self._left == 0:
-            self._rest()
+        return events
 
     def _rest(self) -> None:
         """No more to the reader until read() says so."""

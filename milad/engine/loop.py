@@ -219,6 +219,8 @@ class Engine:
             if not self._take_notes():
                 return
             try:
+                if not self._scheduler.active:
+                    self._deliver()     # no step to wait for, and newcomers' blocks may be long in coming from the disk
                 plan = self._scheduler.plan(self._clock())
                 if plan is not None:
                     self._step(plan)
@@ -322,12 +324,12 @@ class Engine:
         log.logger.error("the scheduler failed: %s", error, exc_info=True)
         with self._wake:
             sequences = [s for s in self._live if s not in self._inbox]
+        batch = self._scheduler.take()      # what ended before is whole
         self._scheduler = self._new_scheduler()
-        batch: list[tuple[Sequence, list[Item]]] = []
         for seq in sequences:
             seq.state = ENDED
             self._ended(seq)
-            batch.append((seq, [*seq.items, Fault(EngineFault(f"{type(error).__name__}: {error}"))]))
+            batch.append((seq, [Fault(EngineFault(f"{type(error).__name__}: {error}"))]))
         try:
             self._post(_deliver, batch)
         except RuntimeError:

@@ -7,14 +7,19 @@ import http.client
 import json
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fake_app import APIS, BODIES, CHAT, Answer, Live, ask, error_of, fake_app, read_all, runner, serving, text_events
+from milad.app.generate import _Merged
+from milad.conversation import Turn
+from milad.engine.base import Admitted, Fault, Token
 from milad.errors import ContextOverflow, EngineFault, MiladError
 from milad.events import BlockEnd, BlockStart, Delta, Failure, Finish, Started, Usage
 from milad.store import Store
+from milad.turn import Defaults, Prepared, Run
 
 
 @pytest.fixture
@@ -227,6 +232,71 @@ def test_nothing_is_left_behind(live: Live) -> None:
         time.sleep(0.005)
     gc.collect()
     assert not [o for o in gc.get_objects() if isinstance(o, _Connection) and o.server is live.server]
+
+
+# From the engine to the reader
+
+
+class _Engine:
+    """Keeps what is submitted; `tell` is its delivery."""
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+        self.cancelled: set[int] = set()
+
+    def submit(self, request: Any) -> Any:
+        self.requests.append(request)
+        number = len(self.requests) - 1
+        return SimpleNamespace(cancel=lambda: self.cancelled.add(number), pause=lambda: None, resume=lambda: None)
+
+    def tell(self, number: int, *items: Any) -> None:
+        if number not in self.cancelled:
+            self.requests[number].sink(list(items))
+
+
+def raw_run(engine: _Engine, n: int = 1) -> Run:
+    """A Run of raw text over nothing but an engine."""
+    model = SimpleNamespace(is_control=lambda token: False, token_bytes=lambda token: b"x")
+    runner = SimpleNamespace(engine=engine, model=model, special_ids=frozenset(), remember=None, defaults=Defaults(), stop_ids=frozenset())
+    return Run(runner, Prepared(Turn("completions", prompt="hi", n=n), [1], 9, "length", [None] * n, [None] * n, [None] * n))
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("early", [True, False])
+def test_a_bug_on_the_way_out_is_raised_and_not_waited_for(n: int, early: bool) -> None:
+    async def main() -> set[int]:
+        engine = _Engine()
+        run = raw_run(engine, n)
+        loop = asyncio.get_running_loop()
+        (loop.call_soon if early else lambda *a: loop.call_later(0.01, *a))(engine.tell, n - 1, Token(0, "text, where bytes belong"))
+        with pytest.raises(TypeError):
+            await asyncio.wait_for(run.read(lambda events: None), 5)
+        run.close()
+        return engine.cancelled
+
+    assert asyncio.run(main()) == set(range(n))
+
+
+def test_a_failure_of_one_prompt_is_the_last_word_of_all() -> None:
+    """Also where it came before anything was read: the others' items lie there already."""
+    async def main() -> list[Any]:
+        engine = _Engine()
+        runs = [raw_run(engine), raw_run(engine)]
+        merged = _Merged(runs, [1, 1])
+        engine.tell(0, Admitted(1, 0), Fault(EngineFault("a step failed")))
+        engine.tell(1, Admitted(1, 0), Token(0, b"x"))
+        got: list[Any] = []
+
+        def reader(events: list[Any]) -> None:
+            got.append(events)
+            if any(isinstance(event, Failure) for _, event in events):
+                merged.close()
+
+        await asyncio.wait_for(merged.read(reader), 5)
+        return got
+
+    (events,) = asyncio.run(main())
+    assert [choice for choice, _ in events] == [0, 0] and isinstance(events[-1][1], Failure)
 
 
 # Stored responses

@@ -190,6 +190,46 @@ def test_a_bug_of_the_scheduler_ends_nothing_but_its_sequences(engine: Engine, c
     until(lambda: not engine._live)
 
 
+def test_what_ended_before_a_bug_of_the_scheduler_arrives_whole(engine: Engine, context: Gate) -> None:
+    """Its last items wait for the next step, which never comes."""
+    def broken(now: float) -> None:
+        raise IndexError("books")
+
+    scheduler = engine._scheduler
+    commit = scheduler.commit
+
+    def last(*args: Any) -> None:
+        commit(*args)
+        scheduler.plan = broken
+
+    context.open.clear()
+    reader = Reader(engine, prompt(1, 20), 1)
+    until(context.inside.is_set)
+    scheduler.commit = last
+    context.open.set()
+    reader.assert_right()
+    Reader(engine, prompt(2, 20)).assert_right()
+
+
+def test_an_end_does_not_wait_for_who_comes_next(engine: Engine, context: Gate) -> None:
+    """A newcomer's blocks may be long in coming from the disk."""
+    plan = engine._scheduler.plan
+    told: list[bool] = []
+
+    def slow(now: float) -> Any:
+        told.append(reader.ended.is_set())
+        return plan(now)
+
+    context.open.clear()
+    reader = Reader(engine, prompt(1, 20), 1)
+    until(context.inside.is_set)
+    engine._scheduler.plan = slow
+    context.open.set()
+    reader.assert_right()
+    until(lambda: told)
+    assert told[0]
+
+
 def test_a_reader_that_fails_disturbs_nobody(engine: Engine) -> None:
     def sink(items: list[Any]) -> None:
         raise KeyError("reader")
