@@ -70,14 +70,24 @@ def test_ctrl_c_ends_the_sequence(place: Any, name: str) -> None:
         process.communicate()
 
 
+def shared(server: Any, one: Any, other: Any) -> int:
+    """Tokens that two chat requests' prompts begin with alike."""
+    prompts = [server.json("POST", "/apply-template", {k: x.json[k] for k in ("messages", "tools")})[1]["tokens"] for x in (one, other)]
+    return next((i for i, (a, b) in enumerate(zip(*prompts)) if a != b), min(map(len, prompts)))
+
+
 @pytest.mark.parametrize("name", ["claude", "codex", "opencode", "pi", "qwen", "goose"])
 def test_the_next_turn_finds_the_cache(place: Any, name: str) -> None:
     here = place(name, read_then_write)
-    settled(here.run("what is the secret word?"), here.server.log)
+    first = here.run("what is the secret word?")
+    settled(first, here.server.log)
     run = here.run("and now say that again", again=True)
     settled(run, here.server.log)
     main = [x for x in run.generations if x.json.get("tools")]
     total, cached = main[0].usage()
+    if name == "qwen":                       # on each start its system prompt tells git's status anew: a file was written
+        total = shared(here.server, first.generations[-1], main[0])
+        assert total > 2000
     assert cached >= 0.95 * total, (total, cached)
 
 
@@ -120,11 +130,17 @@ def test_the_true_window_compacts_before_it_overflows(place: Any, name: str, win
         x.usage() for x in run.generations]
 
 
+# Agents that send a limit of their own: the small model may go on without end, and to no use.
+BRIEF = {"claude": "CLAUDE_CODE_MAX_OUTPUT_TOKENS", "opencode": "OPENCODE_EXPERIMENTAL_OUTPUT_TOKEN_MAX",
+         "qwen": "QWEN_CODE_MAX_OUTPUT_TOKENS", "copilot": "COPILOT_PROVIDER_MAX_OUTPUT_TOKENS"}
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_chat_on_the_model_itself(place: Any, name: str) -> None:
-    """Whatever it says: no error, nothing asked twice. The small model may go on without end: a cut answer is the agent's to tell."""
+    """Whatever it says: no error, nothing asked twice. A cut answer is the agent's to tell."""
     here = place(name, None, ("--ctx", "65536", "--max-tokens", "500"))
-    here.env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = "500"
+    if name in BRIEF:
+        here.env[BRIEF[name]] = "500"
     run = here.run("Say hello.", timeout_s=550)
     shown = run.out[-800:], run.err[-800:], here.server.log[-2000:]
     assert run.generations and all(one.status in (200, 426) for one in run.exchanges), shown
