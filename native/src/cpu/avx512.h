@@ -21,16 +21,17 @@ INLINE vi bytes(int v) { return _mm512_set1_epi8((char)v); }
 INLINE vi low_nibble(vi v) { return _mm512_and_si512(v, bytes(15)); }
 INLINE vi high_nibble(vi v) { return _mm512_and_si512(_mm512_srli_epi16(v, 4), bytes(15)); }
 
-/* How far ahead of a panel that is read once memory is asked for. Zen 5 foresees little of what these loops will read; Zen 4,
- * which has no vp2intersect, foresees it all and loses by being asked (../lab). */
-INLINE size_t bytes_ahead(void) { return __builtin_cpu_supports("avx512vp2intersect") ? 6144 : 0; }
+/* How far ahead of the panels' bytes memory is asked for. Zen 5 foresees little of what these loops will read; Zen 4, which
+ * has no vp2intersect, foresees it all and loses by being asked (../lab). */
+INLINE size_t bytes_ahead(void) { return __builtin_cpu_supports("avx512vp2intersect") ? 7168 : 0; }
 
-INLINE void ask_ahead(size_t ahead, const uint8_t *p, const int n_bytes)
+/* once: the bytes are read by one tile only, so they need not stay in the outer caches. */
+INLINE void ask_ahead(size_t ahead, const bool once, const uint8_t *p, const int n_bytes)
 {
     if (ahead)
-#pragma GCC unroll 16
+#pragma GCC unroll 64
         for (int i = 0; i < n_bytes; i += 64)
-            _mm_prefetch((const char *)p + ahead + i, _MM_HINT_T0);
+            _mm_prefetch((const char *)p + ahead + i, once ? _MM_HINT_NTA : _MM_HINT_T0);
 }
 
 /* What the codes of a type are above the value that they mean; 0: a type with minima. */

@@ -30,7 +30,7 @@ INLINE void direct_units(const int type, const int nt, const uint8_t *p, int64_t
 #pragma GCC unroll 1
         for (int b = 0; b < n_blocks; b++) {
             vi w[8];
-            ask_ahead(ahead, p + b * block_bytes, block_bytes);
+            ask_ahead(ahead, nt <= 4, p + b * block_bytes, block_bytes);
             codes_of(type, p, b, w);
             const act_block a = act_at(q, h, nt);
             block_32(class, 1, nt, shift, w, s + b * n_scales, &a, acc);
@@ -55,7 +55,7 @@ INLINE void direct_f16(const int nt, const uint8_t *p, int64_t n_units, const ma
         acc[t] = _mm512_setzero_ps();
     for (int64_t k = 0; k < n_units * 64; k++, p += 32, v += nt) {
         if (k % 2 == 0)
-            ask_ahead(ahead, p, 64);
+            ask_ahead(ahead, true, p, 64);
         const vf w = load_half(p);
 #pragma GCC unroll 4
         for (int t = 0; t < nt; t++)
@@ -129,7 +129,9 @@ INLINE void expand_units(const int type, const uint8_t *p, int64_t n_units, uint
 {
     const int class = class_of(type), n_scales = n_scales_of(class);
     const bool biased = class == MAT_S32 || class == MAT_S16;
+    const size_t ahead = bytes_ahead();
     for (int64_t u = 0; u < n_units; u++, p += unit_of(type)) {
+        ask_ahead(ahead, false, p, unit_of(type));
 #pragma GCC unroll 8
         for (int b = 0; b < n_blocks_of(type); b++, out += 512, scales += n_scales * MAT_LANES) {
             vi w[8];

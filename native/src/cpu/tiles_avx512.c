@@ -60,11 +60,11 @@ INLINE void floats(const int n_p, const int nt, const mat_part *p, const mat_til
 {
     const uint8_t *w = p->w;
     const float *v = (const float *)x->x;
-    const size_t ahead = n_p == 1 && nt <= 4 ? bytes_ahead() : 0; /* else the panel stays in cache for the next tile */
+    const size_t ahead = n_p == 1 ? bytes_ahead() : 0; /* two panels: many tiles read them */
     vf acc[32];
     load_acc(p, x, n_p, nt, acc);
     for (int64_t k = p->n_values; k > 0; k--, w += 64, v += nt) {
-        ask_ahead(ahead, w, 64);
+        ask_ahead(ahead, nt <= 4, w, 64);
         vf a[2];
 #pragma GCC unroll 2
         for (int r = 0; r < n_p; r++)
@@ -84,12 +84,12 @@ INLINE void floats(const int n_p, const int nt, const mat_part *p, const mat_til
 INLINE void pairs(const bool has_dot, const int n_p, const int nt, const mat_part *p, const mat_tile *x)
 {
     const uint8_t *w = p->w, *v = x->x;
-    const size_t ahead = n_p == 1 && nt <= 4 ? bytes_ahead() : 0;
+    const size_t ahead = n_p == 1 ? bytes_ahead() : 0;
     const vi high = _mm512_set1_epi32((int)0xffff0000u);
     vf acc[32];
     load_acc(p, x, n_p, nt, acc);
     for (int64_t k = p->n_values / 2; k > 0; k--, w += 64, v += 4 * nt) {
-        ask_ahead(ahead, w, 64);
+        ask_ahead(ahead, nt <= 4, w, 64);
         vi a[2];
 #pragma GCC unroll 2
         for (int r = 0; r < n_p; r++)
