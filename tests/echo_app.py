@@ -20,11 +20,13 @@ GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 class Echo:
-    """An application: / answers with the body, /slow waits, /stream writes for ever, /bug raises, /early refuses by its head."""
+    """An application: / answers with the body, /slow waits, /stream writes for ever, /burst
+    many pieces at once when told to, /bug raises, /early refuses by its head."""
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()
         self.entered = threading.Event()
+        self.go = threading.Event()
         self.n_written = 0
         self.finished: list[Any] = []
         self.errors: list[Exception] = []
@@ -75,6 +77,14 @@ class Echo:
                 exchange.end(b"bye")
                 return
             raise
+
+    async def burst(self, exchange: Exchange) -> None:
+        exchange.start(200, ())
+        self.entered.set()
+        self.go.wait(10)
+        for _ in range(50):
+            exchange.write(b"x")
+        exchange.end()
 
     async def three(self, exchange: Exchange) -> None:
         exchange.start(200, ())

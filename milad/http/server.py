@@ -197,7 +197,7 @@ class _Connection(asyncio.Protocol):
     # Writing
 
     def write(self, data: bytes) -> None:
-        if data and not self._lost and not (self.exchange and self.exchange.disconnected):
+        if data and not self.transport.is_closing() and not (self.exchange and self.exchange.disconnected):
             self.transport.write(data)
 
     async def writable(self) -> None:

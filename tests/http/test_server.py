@@ -302,6 +302,17 @@ def test_bugs(live: Live, echo: Echo) -> None:
     assert len(echo.errors) == 3
 
 
+def test_nothing_more_is_written_to_who_is_gone(echo: Echo, caplog: pytest.LogCaptureFixture) -> None:
+    """Many pieces in one turn of the loop: asyncio would log a line for each."""
+    with serving(echo, CALM) as live:
+        sock = live.connect(b"GET /burst HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert echo.entered.wait(5)
+        reset(sock)
+        echo.go.set()
+        until(lambda: echo.finished)
+    assert not [r for r in caplog.records if r.name == "asyncio"]
+
+
 def test_too_many_connections(echo: Echo) -> None:
     with serving(echo, replace(CALM, max_connections=3, idle_s=30)) as live:
         busy = [live.connect(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n") for _ in range(2)]
