@@ -66,7 +66,7 @@ class Place:
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
                                 start_new_session=True)
 
-    def run(self, prompt: str, again: bool = False, options: tuple[str, ...] = (), timeout_s: float = 120) -> Run:
+    def run(self, prompt: str, again: bool = False, options: tuple[str, ...] = (), timeout_s: float = 300) -> Run:
         before = len(self.recorder.exchanges())
         process = self.start(prompt, again, options)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -11,7 +12,7 @@ import signal
 import struct
 import termios
 import time
-from typing import Any
+from typing import Any, Iterator
 
 import pytest
 
@@ -33,7 +34,7 @@ class Terminal:
             os.execve(command[0], command, env)
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
 
-    def until(self, condition: Any, what: str, timeout_s: float = 60) -> None:
+    def until(self, condition: Any, what: str, timeout_s: float = 200) -> None:
         """Reads, and answers the queries that a terminal answers, until condition()."""
         end = time.monotonic() + timeout_s
         while not condition():
@@ -69,26 +70,33 @@ class Terminal:
         return os.waitpid(self.pid, 0)[1]
 
 
-def test_claude_code_on_a_terminal(place: Any) -> None:
-    """Two turns with tools: nothing fails or comes twice, and from the second request on 95 % come from the cache."""
-    here = place("claude", lambda talk, repo: [*read_then_write(talk, repo)[:2],
-                                               {"output": "FIRST-MARK", "when": {"last": "(?s)(?!.*again).*"}}, {"output": "SECOND-MARK"}])
+@contextlib.contextmanager
+def claude(here: Any, **env: str) -> Iterator[Terminal]:
+    """Claude Code at its prompt."""
     (here.home / ".claude.json").write_text(json.dumps({
         "hasCompletedOnboarding": True, "theme": "dark", "projects": {str(here.repo): {"hasTrustDialogAccepted": True}}}))
     (here.home / ".claude").mkdir()
     (here.home / ".claude" / "settings.json").write_text(json.dumps({"skipDangerousModePermissionPrompt": True}))
     command = [*here.command("")[:-3], "--dangerously-skip-permissions"]
-    terminal = Terminal(command, str(here.repo), {**here.env, "TERM": "xterm-256color"})
+    terminal = Terminal(command, str(here.repo), {**here.env, "TERM": "xterm-256color", **env})
     try:
         terminal.until(lambda: "❯".encode() in terminal.seen, "no prompt")
         quiet = time.monotonic() + 5
         terminal.until(lambda: time.monotonic() > quiet, "settling")
+        yield terminal
+    finally:
+        terminal.close()
+
+
+def test_claude_code_on_a_terminal(place: Any) -> None:
+    """Two turns with tools: nothing fails or comes twice, and from the second request on 95 % come from the cache."""
+    here = place("claude", lambda talk, repo: [*read_then_write(talk, repo)[:2],
+                                               {"output": "FIRST-MARK", "when": {"last": "(?s)(?!.*again).*"}}, {"output": "SECOND-MARK"}])
+    with claude(here) as terminal:
         terminal.type("what is the secret word?")
         terminal.until(lambda: b"FIRST-MARK" in terminal.seen, "no first answer")
         terminal.type("once again please")
         terminal.until(lambda: b"SECOND-MARK" in terminal.seen, "no second answer")
-    finally:
-        terminal.close()
     run = Run(0, terminal.seen.decode("utf-8", "replace"), "", here.recorder.exchanges())
     settled(run, here.server.log)
     main = [x for x in run.generations if len(x.json.get("tools") or ()) > 5]
@@ -96,3 +104,22 @@ def test_claude_code_on_a_terminal(place: Any) -> None:
     for turn in main[1:]:
         total, cached = turn.usage()
         assert cached >= 0.95 * total, (total, cached)
+
+
+def test_claude_codes_title_beside_the_main_request(place: Any) -> None:
+    """It asks for a title in a schema at the same time, where a user lets it: the main answer does not wait for that one."""
+    here = place("claude", lambda talk, repo: [{"output": '{"title": "A TITLE"}', "delay_ms": 8000, "when": {"tools": False}},
+                                               {"output": "The ANSWER-MARK"}])
+
+    def titles() -> list[Any]:
+        return [x for x in here.recorder.exchanges() if b'"json_schema"' in x.body]
+
+    with claude(here, CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="") as terminal:
+        terminal.type("please explain what this repository is about")
+        terminal.until(lambda: b"ANSWER-MARK" in terminal.seen, "no answer")
+        (title,) = titles()
+        assert b"message_stop" not in title.answer
+        terminal.until(lambda: b"A TITLE" in terminal.seen, "no title")
+    run = Run(0, terminal.seen.decode("utf-8", "replace"), "", here.recorder.exchanges())
+    settled(run, here.server.log)
+    assert len(run.generations) == 2
