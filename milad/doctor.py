@@ -217,7 +217,7 @@ def _ask_version(command: list[str], home: str, environ: Mapping[str, str], foun
         return
     words = [w for w in done.stdout.split() if w[:1].isdigit() or w[:1] == "v" and w[1:2].isdigit()]
     if done.returncode == 0 and words:
-        found[name] = words[0][:40]
+        found[name] = words[0].rstrip(".,;")[:40]
     elif done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
         found[name] = f"does not start: {lines[0][:120] if lines else f'exit code {done.returncode}'}"

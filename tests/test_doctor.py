@@ -131,7 +131,7 @@ def test_what_is_broken_here(tmp_path: Path) -> None:
     (tmp_path / ".local/share/milad/models/bad.gguf").write_bytes(b"not one")
     (tmp_path / ".shiv/milad.pyz_0123").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
-    for name, text in (("claude", "#!/bin/sh\necho '2.1.0 (Claude Code)'\n"), ("codex", "#!/bin/sh\necho broken >&2\nexit 1\n"),
+    for name, text in (("claude", "#!/bin/sh\necho 'Claude Code 2.1.0.'\n"), ("codex", "#!/bin/sh\necho broken >&2\nexit 1\n"),
                        ("pi", "#!/bin/sh\nexec sleep 60\n")):
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
@@ -141,7 +141,7 @@ def test_what_is_broken_here(tmp_path: Path) -> None:
     assert code == 1
     assert found["configuration"]["state"] == "bad" and "port" in found["configuration"]["said"]
     assert found["models"]["state"] == "bad" and found["core"]["state"] == "bad" and found["leftovers"]["state"] == "warn"
-    assert "2.1.0" in found["agent claude"]["said"] and "broken" in found["agent codex"]["said"]
+    assert found["agent claude"]["said"] == "Claude Code 2.1.0" and "broken" in found["agent codex"]["said"]
     assert "does not tell" in found["agent pi"]["said"] and "npm install" in found["agent opencode"]["do"]
 
 
