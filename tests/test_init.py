@@ -18,7 +18,7 @@ import pytest
 from conftest import ROOT
 
 INIT = ROOT / "scripts" / "init"
-SHELL = {p: first for p in sorted([*ROOT.glob("scripts/*"), *INIT.iterdir()]) if p.is_file() and b"python" not in (
+SHELL = {p: first for p in sorted([*ROOT.glob("scripts/*"), *INIT.iterdir(), *ROOT.glob("tests/init/*")]) if p.is_file() and b"python" not in (
     first := p.read_bytes().partition(b"\n")[0]) and first.startswith(b"#!")}      # path -> first line
 
 
@@ -127,42 +127,33 @@ def test_the_sysv_script_by_hand(tmp_path: Path, default_model: Path, library: P
             os.kill(pid(), 9)
 
 
-@pytest.mark.skipif(not shutil.which("start-stop-daemon"), reason="no start-stop-daemon")
-def test_the_openrc_script_by_hand(tmp_path: Path, default_model: Path, library: Path) -> None:
-    """Its functions, with what openrc-run would do around them."""
-    scratch(tmp_path, default_model, library)
-    text = (INIT / "milad.openrc").read_text().replace("/run/milad", f"{tmp_path}/run").replace("/var/", f"{tmp_path}/var/")
-    user = pwd.getpwuid(os.getuid()).pw_name
-    program = f"""
-set -e
-MILAD_BIN={tmp_path}/milad MILAD_CONF={tmp_path}/milad.conf MILAD_USER={user}
-checkpath() {{ for last; do :; done; mkdir -p "$last"; echo "checkpath $*"; }}
-ebegin() {{ echo "$*"; }}
-eend() {{ return "$1"; }}
-{text}
-mkdir -p {tmp_path}/run {tmp_path}/var/log/milad
-[ "$(id -u)" = 0 ] && start_pre
-trap 'kill "$(cat "$pidfile" 2>/dev/null)" 2>/dev/null || true' EXIT
-start-stop-daemon --start --background --make-pidfile --pidfile "$pidfile" --exec "$command" -- $command_args
-for i in $(seq 100); do grep -q serves {tmp_path}/var/log/milad/milad.log 2>/dev/null && break; sleep 0.2; done
-reload
-for i in $(seq 100); do grep -q reloaded {tmp_path}/var/log/milad/milad.log && break; sleep 0.2; done
-start-stop-daemon --stop --retry "$retry" --pidfile "$pidfile"
-cat {tmp_path}/var/log/milad/milad.log
-"""
-    if os.getuid() != 0:
-        pytest.skip("OpenRC's su needs root")
-    done = run("sh", "-c", program)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "serves smollm2" in done.stdout and "reloaded" in done.stdout and done.stdout.rstrip().endswith("ended")
-
-
 @pytest.fixture(scope="module")
 def zipapp() -> Path:
     path = Path(os.environ.get("MILAD_TEST_ZIPAPP", ROOT / "dist" / "milad.pyz"))
     if not path.is_file():
         pytest.skip(f"no {path}: scripts/zipapp makes it")
     return path
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+@pytest.mark.parametrize("init,program", [("sysv", "su"), ("openrc", "supervise-daemon"), ("systemd", "/usr/lib/systemd/systemd")])
+def test_installed_and_run_by_the_init_system(tmp_path: Path, zipapp: Path, tiny, init: str, program: str) -> None:
+    """The whole life under the real thing, on a throw-away copy of this machine's root: tests/init/cycle."""
+    for needed in (program, "unshare", "pivot_root", "ip", "curl", "logrotate", "useradd"):
+        if not shutil.which(needed):
+            pytest.skip(f"no {needed}")
+    source = tmp_path / "source"
+    for name in ("scripts", "man"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(zipapp, source / "milad.pyz")
+    shutil.copy(tiny(), tmp_path / "tiny.gguf")
+    for name in ("cycle", "boot"):
+        shutil.copy(ROOT / "tests/init" / name, tmp_path)
+    command = ["/srv/boot", "/srv/cycle", init] if init == "systemd" else ["/srv/cycle", init]
+    done = run(ROOT / "tests/init/box", tmp_path, *command)
+    if done.returncode == 77:
+        pytest.skip(f"no box can be made here: {done.stderr.strip()[-200:]}")
+    assert f"cycle: {init} is fine" in done.stdout, done.stdout + done.stderr
 
 
 def test_installed_in_a_scratch_root(tmp_path: Path, zipapp: Path, default_model: Path) -> None:
