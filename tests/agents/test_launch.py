@@ -23,6 +23,7 @@ env > "$OUT/environment"
 [ -z "$SLEEP" ] || { echo $$ > "$OUT/pid"; exec sleep "$SLEEP"; }
 exit ${CODE:-0}
 """
+PROGRAMS = ("claude", "codex", "pi", "qwen", "aider", "copilot", "goose")      # OpenCode is not installed
 
 
 class Person:
@@ -32,7 +33,7 @@ class Person:
         self.home, self.bin, self.out = folder / "home", folder / "bin", folder / "out"
         for made in (self.home, self.bin, self.out):
             made.mkdir()
-        for name in ("claude", "codex", "pi", "qwen", "aider"):
+        for name in PROGRAMS:
             (self.bin / name).write_text(AGENT)
             (self.bin / name).chmod(0o755)
         self.env = {"HOME": str(self.home), "PATH": f"{self.bin}:/usr/bin:/bin", "PYTHONPATH": str(ROOT), "OUT": str(self.out),
@@ -80,7 +81,7 @@ def test_arguments_environment_and_exit_code_are_the_agents(person: Person, serv
 
 
 def test_only_private_files_in_the_state_folder(person: Person, server: Any) -> None:
-    for agent in ("claude", "codex", "pi", "qwen", "aider"):
+    for agent in PROGRAMS:
         assert person.launch(agent, "--url", server.url)[0] == 0
     written = person.written()
     assert {p: m for p, m in written.items() if "." in p.rsplit("/", 1)[-1][1:]} == {
