@@ -21,6 +21,7 @@ from typing import Any, Callable, Mapping
 from . import __version__, catalogue, loader, log, service
 from .access import check_exposed, check_group
 from .app import App, Served, Settings
+from .engine.loop import STALL_S
 from .errors import UsageError
 from .gate import Gate, apis
 from .http import server, tls, wire
@@ -125,7 +126,7 @@ class _Daemon:
     def _security(self) -> None:
         value = self.value
         self.app = App(Settings(access_log=lambda line: log.logger.info("%s", line),
-                                metrics=lambda: prometheus(*self._state()), status=lambda: status(*self._state())),
+                                metrics=lambda: prometheus(*self._state()), status=lambda: status(*self._state()), fault=self._fault),
                        store=_store())
         self.gate = Gate(self.app, self.metrics)
         self._apply(value)
@@ -315,13 +316,22 @@ class _Daemon:
             self.notify("READY=1")
 
     async def _watchdog(self) -> None:
-        """Keeps the service manager's watchdog content while the engine thread moves."""
+        """Keeps the service manager's watchdog content while the engines' threads move."""
         period_s = service.watchdog_s()
         while period_s > 0:
-            assert self.loaded is not None
-            if self.loaded.engine.stalled_s() < 60:
+            if not self._fault():
                 self.notify("WATCHDOG=1")
             await asyncio.sleep(period_s)
+
+    def _fault(self) -> str:
+        """What keeps a loaded model from answering: a step that takes longer than the service manager's patience, or STALL_S."""
+        patience_s = 2 * service.watchdog_s() or STALL_S
+        for served in (self.app.served, *(self.models.loaded() if self.models else ())):
+            if served and (stalled_s := served.runner.engine.stalled_s()) >= patience_s:
+                message = f"{served.id} has been in one step for {stalled_s:.0f} s"
+                log.once(f"stall {served.id} {time.monotonic() // STALL_S}", "%s: it may hang", message)
+                return message
+        return ""
 
     async def _drain(self) -> None:
         self.notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={int(self.value['drain_timeout'] * 1e6) + 15_000_000}")

@@ -28,7 +28,9 @@ class Loaded:
     kv_bytes: int
 
     def close(self) -> None:
-        self.engine.stop()
+        if not self.engine.stop():
+            log.logger.error("%s hangs in a step: its memory stays as it is", self.name)
+            return
         if self.runner.grammar is not None:
             self.runner.grammar.close()         # it may still be reading the vocabulary
         self.context.close()

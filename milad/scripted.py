@@ -3,7 +3,7 @@
 The file is JSON Lines, UTF-8, blank lines skipped:
 
     {"output": "raw model text with the family's markup", "when": {"tools": true, "path": "/v1/messages", "last": "regex"},
-     "split": "token" | "byte", "delay_ms": 0, "token_delay_ms": 0, "fail_after": null}
+     "split": "token" | "byte", "delay_ms": 0, "token_delay_ms": 0, "fail_after": null, "hang_after": null}
 
 Rules
 - A generation plays the next unplayed line whose `when` matches; once all that match are played the last of them repeats. None
@@ -11,7 +11,8 @@ Rules
 - A step yields one token of the text (special tokens parsed) or, split "byte", one byte of its ordinary text, special tokens
   still whole. After the last the turn ends as if the model had said so. Every step counts as one generated token.
 - delay_ms passes before the first token, token_delay_ms before each other. Meanwhile outputs are WAIT with the time they are
-  due: step() itself never sleeps. fail_after: after that many tokens the sequence's engine "fails".
+  due: step() itself never sleeps. fail_after: after that many tokens the sequence's engine "fails". hang_after: after that
+  many step() never returns, and everybody waits: to see what watches over the daemon.
 - Grammar masks reach the samplers, but nothing is held to them.
 
 begin() may be called from any thread, step() from the engine's. Must not know families, protocols or the engine.
@@ -30,7 +31,7 @@ from typing import Any, Callable
 from .engine.base import WAIT, Batch, Model, Output
 from .errors import MiladError, UsageError
 
-_KEYS = {"output", "when", "split", "delay_ms", "token_delay_ms", "fail_after"}
+_KEYS = {"output", "when", "split", "delay_ms", "token_delay_ms", "fail_after", "hang_after"}
 _WHEN = {"tools", "path", "last"}
 MAX_DELAY_MS = 3_600_000
 
@@ -46,6 +47,7 @@ class Line:
     delay_s: float = 0.0
     token_delay_s: float = 0.0
     fail_after: int | None = None
+    hang_after: int | None = None
     played: bool = False
 
     def matches(self, tools: bool, path: str, last: str) -> bool:
@@ -96,12 +98,11 @@ def _line(number: int, value: Any) -> Line:
             last = re.compile(when["last"])
         except (re.error, OverflowError) as e:
             raise ValueError(f"when.last is no regular expression: {e}") from e
-    fail_after = value.get("fail_after")
-    if fail_after is not None:
-        fail_after = int(_number(value, "fail_after", whole=True))
+    fail_after, hang_after = (None if value.get(name) is None else int(_number(value, name, whole=True))
+                              for name in ("fail_after", "hang_after"))
     path = when.get("path")
     return Line(number, value["output"], when.get("tools"), None if path is None else _path(path), last, split,
-                _number(value, "delay_ms") / 1000, _number(value, "token_delay_ms") / 1000, fail_after)
+                _number(value, "delay_ms") / 1000, _number(value, "token_delay_ms") / 1000, fail_after, hang_after)
 
 
 def _unknown(value: dict[str, Any], known: set[str], where: str) -> None:
@@ -235,6 +236,8 @@ class ScriptedContext:
             return Output(WAIT, due=play.due)
         if line.fail_after is not None and n >= line.fail_after:
             return Output(-1, fault=f"the script's line {line.number} fails after {line.fail_after} tokens")
+        if line.hang_after is not None and n >= line.hang_after:
+            threading.Event().wait()
         play.n_played = n + 1
         play.due = now + line.token_delay_s
         if n >= len(play.steps):

@@ -19,10 +19,11 @@ class Settings:
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     strict_model_names: bool = False
-    auth: guard.Auth | None = None             # request -> the caller's name, None: no valid key; guard.key_auth makes one
+    auth: guard.Auth | None = None             # request -> the caller's name, None: no valid key
     access_log: Callable[[str], None] | None = None
     metrics: Callable[[], str] | None = None   # Prometheus text
     status: Callable[[], dict[str, Any]] | None = None         # what runs, for people
+    fault: Callable[[], str] = str             # what keeps a loaded model from answering, in a line; "": nothing
 
 
 @dataclass

@@ -64,7 +64,6 @@ class App:
         self.served: Served | None = None
         self.pool: Pool | None = None          # further models
         self.loading = 0.0
-        self.fault = ""                        # why no model will come, in a line
         self.n_active = 0
 
     # base.Application
@@ -147,7 +146,7 @@ class App:
     def ready(self) -> Served:
         """The model that answers; 503 while there is none."""
         if self.served is None:
-            raise MiladError("unavailable", self.fault or f"the model is loading ({self.loading:.0%})", retry_after_s=2)
+            raise MiladError("unavailable", f"the model is loading ({self.loading:.0%})", retry_after_s=2)
         return self.served
 
     def known(self) -> list[str]:

@@ -85,12 +85,12 @@ async def model(app: "App", exchange: Exchange, name: str) -> None:
 
 
 async def health(app: "App", exchange: Exchange) -> None:
-    if app.served:
+    fault = app.settings.fault()
+    if app.served and not fault:
         app.reply(exchange, {"status": "ok", "model": app.served.id})
     else:
-        error = MiladError("unavailable", app.fault or "the model is loading", code="model_not_ready")
-        app.reply(exchange, {"status": "error" if app.fault else "loading", "progress": round(app.loading, 3),
-                             "error": {"code": 503, "message": error.message, "type": "unavailable_error"}}, 503,
+        app.reply(exchange, {"status": "error" if fault else "loading", "progress": round(app.loading, 3),
+                             "error": {"code": 503, "message": fault or "the model is loading", "type": "unavailable_error"}}, 503,
                   fields=(("Retry-After", "1"),))
 
 
@@ -128,7 +128,7 @@ async def hello(app: "App", exchange: Exchange) -> None:
 async def root(app: "App", exchange: Exchange) -> None:
     request = exchange.request
     base = f"http://{request.host}" if request and request.host else "http://127.0.0.1:8000"
-    state = app.served.id if app.served else app.fault or f"loading ({app.loading:.0%})"
+    state = app.settings.fault() or (app.served.id if app.served else f"loading ({app.loading:.0%})")
     lines = [("milad", __version__), ("model", state), ("OpenAI base URL", f"{base}/v1"), ("Anthropic base URL", base)]
     if app.served:
         lines.append(("context", f"{app.served.runner.n_ctx} tokens"))

@@ -27,6 +27,7 @@ from .scheduler import Plan, Scheduler
 from .sequence import ENDED, QUEUED, Sequence
 from .speculate import Speculator
 
+STALL_S = 60            # a step that takes longer hangs, as far as anybody can tell
 MIN_SLEEP_S = 0.0005    # below this the clock's own grain makes waiting pointless
 
 
@@ -63,8 +64,8 @@ class Engine:
         self.n_ctx = n_ctx
         self.parallel = parallel
         self.queue_limit = queue_limit
-        self.heartbeat = clock()        # when the thread last began or ended a step
-        self.busy = False               # a step is running
+        self.heartbeat = clock()        # when the thread last came round
+        self.busy = False               # it does not sleep
         self._model = model
         self._context = context
         self._post = post
@@ -122,6 +123,9 @@ class Engine:
             chain_keys(seq.keys, seq.tokens)        # here and not in the engine's thread, which others wait for
         handle = _Handle(self, seq)
         seq.handle = handle
+        if self.stalled_s() >= STALL_S:
+            raise MiladError("unavailable", f"the engine has been in one step for {self.stalled_s():.0f} s and takes nothing new",
+                             retry_after_s=10)
         with self._wake:
             if self._stopping or self._draining:
                 raise MiladError("unavailable", "the server is shutting down")
@@ -146,7 +150,7 @@ class Engine:
             self._context.interrupt()
 
     def stalled_s(self) -> float:
-        """How long the running step has been going; 0 when idle."""
+        """How long the thread has not come round, in a step or elsewhere; 0 when idle."""
         return max(0.0, self._clock() - self.heartbeat) if self.busy else 0.0
 
     def drain(self, timeout_s: float) -> bool:
@@ -216,9 +220,11 @@ class Engine:
 
     def _run(self) -> None:
         while True:
-            if not self._take_notes():
-                return
+            self.heartbeat = self._clock()
+            self.busy = True
             try:
+                if not self._take_notes():
+                    return
                 if not self._scheduler.active:
                     self._deliver()     # no step to wait for, and newcomers' blocks may be long in coming from the disk
                 plan = self._scheduler.plan(self._clock())
@@ -263,6 +269,7 @@ class Engine:
             if self._noted or self._stopping:
                 return
             wake_at = self._scheduler.wake_at()
+            self.busy = False
             if wake_at is None:
                 self._wake.wait()
             else:
@@ -277,7 +284,6 @@ class Engine:
                 return
         self._deliver()                 # now: the readers' side runs while the step computes, and doesn't hold the plan up
         start = self.heartbeat = self._clock()
-        self.busy = True
         try:
             outputs = self._context.step(plan.batch)
         except Interrupted:
@@ -291,7 +297,6 @@ class Engine:
             return
         finally:
             self._stepping = ()
-            self.busy = False
             now = self.heartbeat = self._clock()
         self._n_steps += 1
         self._step_total_s += now - start

@@ -54,6 +54,27 @@ def test_notify_watchdog_state_and_the_end(start) -> None:
     assert "ended" in one.log
 
 
+def test_a_step_that_hangs_is_told(start) -> None:
+    """The watchdog is fed no more and /health says why; streams get signs of life, and their error event at the end."""
+    one = start("--keepalive", "0.2", "--drain-timeout", "0.5", env={"WATCHDOG_USEC": "2000000"},
+                script=[{"output": "a b c d", "when": {"last": "slow"}, "hang_after": 2}])
+    one.wait("WATCHDOG=1")
+    stream = service.connect(one.port)
+    stream.request("POST", "/v1/chat/completions", json.dumps(SLOW_CHAT), {"Content-Type": "application/json"})
+    reply = stream.getresponse()
+    end = time.monotonic() + 20
+    while (found := one.ask("/health"))[0] == 200 and time.monotonic() < end:
+        time.sleep(0.1)
+    assert found[0] == 503 and json.loads(found[1])["status"] == "error" and b"in one step" in found[1]
+    with pytest.raises(AssertionError):
+        for _ in range(4):                     # what was sent before
+            one.wait("WATCHDOG=1", 2.5)
+    one.signal(signal.SIGTERM)
+    sent = reply.read()
+    assert sent.count(b"chat.completion.chunk") > 5 and b"shutting down" in sent
+    assert one.process.wait(20) == 0 and "hangs in a step" in one.wait_log("it may hang")
+
+
 def test_told_to_end_while_loading(start) -> None:
     """Wherever in its start the signal comes: 0, and nothing left."""
     for word in ("STATUS=loading", "EXTEND_TIMEOUT_USEC"):

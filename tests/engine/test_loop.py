@@ -176,16 +176,18 @@ def test_a_fault_ends_its_step_only(engine: Engine, context: Gate) -> None:
     assert engine.stats()["n_faults"] == 2
 
 
-def test_a_bug_of_the_scheduler_ends_nothing_but_its_sequences(engine: Engine, context: Gate) -> None:
-    def broken(now: float) -> None:
+@pytest.mark.parametrize("part", ["plan", "add"])
+def test_a_bug_of_the_scheduler_ends_nothing_but_its_sequences(engine: Engine, context: Gate, part: str) -> None:
+    def broken(_: object) -> None:
         raise IndexError("books")
 
     context.open.clear()
     running = Reader(engine, prompt(1, 20))
     until(context.inside.is_set)
-    engine._scheduler.plan = broken
+    setattr(engine._scheduler, part, broken)
+    newcomer = Reader(engine, prompt(3, 20))
     context.open.set()
-    assert isinstance(running.wait(), (Fault, Done))
+    assert isinstance(running.wait(), (Fault, Done)) and isinstance(newcomer.wait(), Fault)
     Reader(engine, prompt(2, 20)).assert_right()
     until(lambda: not engine._live)
 
@@ -308,6 +310,20 @@ def test_a_closed_event_loop_ends_the_work(context: Gate) -> None:
     Reader(e, prompt(1, 20), 200)
     until(lambda: not e._live)
     assert e.stop()
+
+
+def test_nothing_new_is_taken_while_a_step_hangs(engine: Engine, context: Gate) -> None:
+    context.open.clear()
+    reader = Reader(engine, prompt(1, 20))
+    until(context.inside.is_set)
+    engine._clock = lambda: time.monotonic() + 70
+    with pytest.raises(MiladError) as refused:
+        Reader(engine, prompt(2, 20))
+    assert refused.value.kind == "unavailable"
+    engine._clock = time.monotonic
+    context.open.set()
+    reader.assert_right()
+    Reader(engine, prompt(2, 20)).assert_right()
 
 
 def test_dump_and_heartbeat(engine: Engine, context: Gate) -> None:
