@@ -7,9 +7,8 @@ be the daemon's own or allowed. Pure decisions on a request's head; it must not 
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
-from typing import Callable, Collection, Mapping
+from typing import Callable, Collection
 
 from .wire import Request
 
@@ -64,18 +63,3 @@ def keys_of(request: Request) -> list[str]:
 
 
 Auth = Callable[[Request], "str | None"]
-
-
-def key_auth(keys: Mapping[str, str]) -> Auth:
-    """An auth hook for keys by name: the name whose key the request carries, or None. Takes the same time for every key."""
-    known = [(name, key.encode("latin-1", "replace")) for name, key in keys.items()]
-
-    def auth(request: Request) -> str | None:
-        found = None
-        for sent in keys_of(request):
-            for name, key in known:
-                if hmac.compare_digest(sent.encode("latin-1", "replace"), key):
-                    found = name
-        return found
-
-    return auth

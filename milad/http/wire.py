@@ -402,11 +402,6 @@ class Connection:
         """Whether another request may follow, once the answer is written."""
         return not (self._close or self.error or self._eof or self.reading_body)
 
-    @property
-    def responding(self) -> bool:
-        """A head is out and its end is not."""
-        return self._writing == "body"
-
     def send_continue(self) -> bytes:
         """100 Continue, where the client waits for it (RFC 9110, 10.1.1); else nothing."""
         if self._writing == "idle" and self.request and self.request.expects_continue and self.reading_body:

@@ -51,9 +51,9 @@ def test_two_origins_are_foreign() -> None:
 
 
 @pytest.mark.parametrize("lines, expected", [
-    (["Authorization: Bearer k1"], "one"), (["authorization: bearer  k2 "], "two"), (["X-Api-Key: k2"], "two"), (["Authorization: Basic k1"], None),
-    (["Authorization: Bearer k3"], None), (["Authorization: Bearer"], None), ([], None), (["Authorization: Bearer k3", "x-api-key: k1"], "one"),
-    (["x-api-key: \xff"], None), (["x-api-key: k1k1"], None), (["x-api-key:"], None),
+    (["Authorization: Bearer k1"], ["k1"]), (["authorization: bearer  k2 "], ["k2"]), (["X-Api-Key: k2"], ["k2"]), (["Authorization: Basic k1"], []),
+    (["Authorization: Bearer"], []), ([], []), (["Authorization: Bearer k3", "x-api-key: k1"], ["k3", "k1"]), (["x-api-key: \xff"], ["\xff"]),
+    (["x-api-key:"], []),
 ])
-def test_keys(lines: list[str], expected: str | None) -> None:
-    assert guard.key_auth({"one": "k1", "two": "k2"})(request("Host: a", *lines)) == expected
+def test_keys(lines: list[str], expected: list[str]) -> None:
+    assert guard.keys_of(request("Host: a", *lines)) == expected
