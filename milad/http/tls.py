@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ssl
+from asyncio import sslproto
 
 from ..errors import UsageError
 
 
 def context(cert: str, key: str | None) -> ssl.SSLContext:
     """A server's context. cert: PEM, the chain with the server's certificate first; key: PEM, None: in cert's file."""
+    # asyncio reserves as much for each connection, 256 kB by itself: idle ones would cost ten times what they need
+    sslproto.SSLProtocol.max_size = 4096
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     made.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import socket
 import threading
 import time
@@ -46,6 +47,20 @@ def test_a_thousand_idle_connections_are_cheap(start) -> None:
     idle = open_many(one.port, 1000)
     assert one.ask("/v1/chat/completions", CHAT)[0] == 200
     assert json.loads(one.ask("/v1/milad/status")[1])["connections"] >= 1001
+    assert rss(one.process.pid) - before < 20 << 20
+    for sock in idle:
+        sock.close()
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl to make a certificate with")
+def test_idle_tls_connections_are_cheap(start, tmp_path: Path) -> None:
+    cert, key = service.certificate(tmp_path, "cert")
+    one = start("--tls-cert", str(cert), "--tls-key", str(key))
+    trusted = service.trusting(cert)
+    one.ask("/v1/chat/completions", CHAT, tls=trusted)
+    before = rss(one.process.pid)
+    idle = [trusted.wrap_socket(sock, server_hostname="localhost") for sock in open_many(one.port, 200)]
+    assert one.ask("/v1/chat/completions", CHAT, tls=trusted)[0] == 200
     assert rss(one.process.pid) - before < 20 << 20
     for sock in idle:
         sock.close()
