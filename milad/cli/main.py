@@ -7,6 +7,7 @@ Exit codes: 0 fine, 1 something is wrong with the options, files or surroundings
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
 import sys
@@ -60,6 +61,12 @@ def build(command: str | None) -> Parser:
     return parser
 
 
+def flags_of(parser: Parser, command: str | None) -> list[str]:
+    """The spellings of a command's flags."""
+    (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return [s for a in (commands.choices[command] if command in COMMANDS else parser)._actions for s in a.option_strings]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     _standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -72,7 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         at = arguments.index("--")
         arguments, rest = arguments[:at], arguments[at + 1:]      # another program's own: not argparse's to read
     try:
-        parsed = build(first if first in COMMANDS else None).parse_args(arguments)
+        parser = build(first if first in COMMANDS else None)
+        parsed, unknown = parser.parse_known_args(arguments)
+        if unknown:
+            near = difflib.get_close_matches(unknown[0].partition("=")[0], flags_of(parser, first), n=1, cutoff=0.75)
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}" + (f"; did you mean {near[0]}?" if near else ""))
         if parsed.command is None:
             build(None).print_help(sys.stderr)
             return 2

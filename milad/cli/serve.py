@@ -24,13 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> int:
     notes: list[str] = []
     values = flags.effective(parsed, notes)
+    if parsed.show or parsed.test:
+        for line in notes:
+            print(f"milad: {line}", file=sys.stderr)
     if parsed.show:
         sys.stdout.write(options.effective_text(values))
         return 0
     from .. import daemon
     if parsed.test:
-        for line in notes:
-            print(f"milad: {line}", file=sys.stderr)
         for line in daemon.check(values):
             print(f"milad: {line}", file=sys.stderr)
         print("milad: the configuration is fine", file=sys.stderr)

@@ -146,7 +146,7 @@ def test_pid_file(start, tmp_path: Path, default_model: Path, library: Path) -> 
     (("--tls-cert", "/nonexistent"), 1, "/nonexistent"), (("--tls-cert", "/dev/null"), 1, "/dev/null"),
     (("--pid-file", "/nonexistent/x"), 1, "/nonexistent/x"), (("--log-file", "/nonexistent/x"), 1, "/nonexistent/x"),
     (("--socket-group", "nosuchgroup", "--host", "unix:/tmp/milad-test-g"), 1, "nosuchgroup"), (("--port", "x"), 1, "--port"),
-    (("--prot", "1"), 2, "--prot"), (("-c", "/nonexistent"), 1, "/nonexistent")])
+    (("--prot", "1"), 2, "did you mean --port?"), (("-c", "/nonexistent"), 1, "/nonexistent")])
 def test_exit_codes_and_one_line(default_model: Path, library: Path, capsys, args, code, words) -> None:
     try:
         got = cli.main(["serve", "--model", str(default_model), *args])
