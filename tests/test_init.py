@@ -177,6 +177,15 @@ def test_installed_in_a_scratch_root(tmp_path: Path, zipapp: Path, default_model
     assert run(ROOT / "scripts/uninstall", "--root", root, "--prefix", "/opt/milad").returncode == 1
 
 
+@pytest.mark.parametrize("init", ["systemd", "openrc", "sysv", "launchd"])
+def test_installed_for_another_user(tmp_path: Path, zipapp: Path, init: str) -> None:
+    """Every line that names the user names that one."""
+    assert run(ROOT / "scripts/install", "--root", tmp_path, "--init", init, "--user", "somebody", "--zipapp", zipapp).returncode == 0
+    named = [line.strip() for path in [*tmp_path.glob("etc/**/*"), *tmp_path.glob("Library/**/*")] if path.is_file()
+             for line in path.read_text().splitlines() if re.match(r"\s*(\w*User|\w*Group|OWNER)=|.*MILAD_USER:=|.*<string>_?(milad|somebody)<|\s*(su|create \d+) \w+ \w+$", line)]
+    assert len(named) == {"systemd": 6, "openrc": 3, "sysv": 3, "launchd": 3}[init] and all("somebody" in line for line in named), named
+
+
 @pytest.mark.skipif(os.getuid() != 0 or not shutil.which("unshare") or not shutil.which("setpriv") or not shutil.which("openssl"),
                     reason="needs root, unshare, setpriv and openssl")
 def test_a_service_user_without_home_on_a_read_only_root(tmp_path: Path, zipapp: Path, default_model: Path) -> None:
