@@ -9,10 +9,11 @@
  * leader writes the next stage only when every chunk is done, so what is read then is that stage's, whatever the tag; the tag
  * keeps a worker that read a word of an old stage from taking from a new one without looking again.
  *
- * A busy machine (measured in ../lab): when the wait for the others grows long, threads that hold chunks without getting half
- * of a core are left out for 5 ms, and longer the next time, up to 400 ms; with two threads that means working alone. The same
- * happens when the leader is preempted and gets less than 85 % of a core: one worker stops so that the system can move the
- * leader. Workers are pinned to one core each inside the mask that the process was given, never to the leader's present core;
+ * A busy machine (measured in ../lab): when the wait for the others takes a millisecond, threads that hold chunks without getting
+ * half of a core are left out for 5 ms, and twice as long when it soon happens again, up to 400 ms; with two threads that means
+ * working alone. The same happens when the leader is preempted and gets less than 75 % of a core: one worker stops so that the
+ * system can move the leader. Shorter moments are no busy machine but the program's own threads, which send what was computed:
+ * to leave a worker out for them cost a server half of its speed. Workers are pinned to one core each inside the mask that the process was given, never to the leader's present core;
  * the leader belongs to the caller and is not pinned.
  */
 #include "pool.h"
@@ -37,6 +38,8 @@ enum {
     SPIN_IDLE = 4000,       /* pauses of an idle worker before it sleeps */
     SPIN_STALL = 3000,      /* pauses of the leader between looks at whom it waits for */
     WINDOW_NS = 4000000,    /* least time over which the leader looks at its own share of a core */
+    STALL_NS = 1000000,     /* least wait that may be a worker's that gets no core */
+    GOOD_NS = 100000000,    /* so long without a stall halves the next exclusion */
     ALONE_MIN_NS = 5000000,
     ALONE_MAX_NS = 400000000
 };
@@ -45,7 +48,7 @@ typedef struct pool_thread {
     _Alignas(128) _Atomic uint64_t range;
     _Alignas(128) atomic_int busy; /* holds a chunk */
     int64_t left_out_until;        /* leader only */
-    int64_t penalty;               /* leader only: ns of the next exclusion */
+    int64_t penalty;               /* leader only: ns of the last exclusion */
     int64_t cpu_seen;              /* leader only: the thread's CPU time when a wait grew long */
     clockid_t clock;
     pthread_t thread;
@@ -226,7 +229,6 @@ pool *pool_open(int32_t n_threads)
         p->t[i].index = i;
         p->t[i].pool = p;
         p->t[i].core = -1;
-        p->t[i].penalty = ALONE_MIN_NS;
         atomic_store(&p->active[i], 1);
     }
     p->n_threads = n_threads;
@@ -276,9 +278,11 @@ static void leave_out(pool *p, int32_t thread, int64_t now)
     pool_thread *t = &p->t[thread];
     if (!atomic_load_explicit(&p->active[thread], memory_order_relaxed))
         return;
+    const int64_t good = (now - t->left_out_until) / GOOD_NS;
+    t->penalty = good <= 0 ? 2 * t->penalty : good < 8 ? t->penalty >> good : 0;
+    t->penalty = t->penalty < ALONE_MIN_NS ? ALONE_MIN_NS : t->penalty < ALONE_MAX_NS ? t->penalty : ALONE_MAX_NS;
     atomic_store_explicit(&p->active[thread], 0, memory_order_relaxed);
     t->left_out_until = now + t->penalty;
-    t->penalty = 2 * t->penalty < ALONE_MAX_NS ? 2 * t->penalty : ALONE_MAX_NS;
     p->n_left_out++;
 }
 
@@ -321,20 +325,14 @@ static void look_at_share(pool *p)
     p->window_preempted = times;
     if (!whole)
         return;
-    if (cpu * 100 < wall * 85) {
-        if (!had_to_wait)
-            return;
-        for (int32_t i = p->n_threads - 1; i > 0; i--) {
-            if (atomic_load_explicit(&p->active[i], memory_order_relaxed)) {
-                leave_out(p, i, now);
-                break;
-            }
-        }
+    if (cpu * 100 >= wall * 75 || !had_to_wait)
         return;
+    for (int32_t i = p->n_threads - 1; i > 0; i--) {
+        if (atomic_load_explicit(&p->active[i], memory_order_relaxed)) {
+            leave_out(p, i, now);
+            return;
+        }
     }
-    for (int32_t i = 1; i < p->n_threads; i++)
-        if (p->t[i].penalty > ALONE_MIN_NS && atomic_load_explicit(&p->active[i], memory_order_relaxed))
-            p->t[i].penalty -= p->t[i].penalty / 64;
 }
 
 static int64_t cpu_time(const pool_thread *t)
@@ -346,6 +344,8 @@ static int64_t cpu_time(const pool_thread *t)
 static void leave_out_stalled(pool *p, int64_t *looked_at)
 {
     const int64_t now = clock_ns(CLOCK_MONOTONIC), wall = now - *looked_at;
+    if (*looked_at && wall < STALL_NS)
+        return;
     for (int32_t i = 1; i < p->n_threads; i++) {
         pool_thread *t = &p->t[i];
         const int64_t cpu = cpu_time(t);
