@@ -141,6 +141,7 @@ _ENGINE = (
     ("milad_steps_total", "counter", "Engine steps.", "n_steps", 1),
     ("milad_step_seconds_total", "counter", "Time spent in engine steps.", "step_s_total", 1),
     ("milad_step_faults_total", "counter", "Engine steps that failed.", "n_faults", 1),
+    ("milad_stalled_seconds", "gauge", "How long the present step has been going.", "stalled_s", 1),
     ("milad_preemptions_total", "counter", "Sequences that gave their memory to an older one.", "n_preempted", 1),
     ("milad_drafted_tokens_total", "counter", "Tokens guessed ahead.", "n_drafted", 1),
     ("milad_accepted_tokens_total", "counter", "Guessed tokens that were right.", "n_accepted", 1),
