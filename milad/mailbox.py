@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections import deque
 from typing import Any, Callable
 
+FAR_BEHIND = 256        # calls: a script's steps take no time, and would be thousands ahead of a reader that stalls or leaves
 _ONE = (1).to_bytes(8, "little")
 
 
@@ -50,6 +52,8 @@ class Mailbox:
             return
         self._calls.append((function, args))
         self._write(self._fd, _ONE, 8)
+        if len(self._calls) > FAR_BEHIND:
+            time.sleep(0.001)                # and no longer: the loop may be waiting for this thread's end
 
     def _run(self) -> None:
         os.eventfd_read(self._fd)

@@ -36,6 +36,24 @@ def test_calls_of_many_threads_arrive_in_order(eventfd, monkeypatch):
     assert all([i for t, i in got if t == thread] == list(range(500)) for thread in range(4))
 
 
+@pytest.mark.skipif(mailbox._writer() is None, reason="no eventfd on this system")
+def test_a_thread_in_haste_does_not_run_away_from_the_loop():
+    async def main():
+        box, behind, done = mailbox.Mailbox(asyncio.get_running_loop()), [], asyncio.Event()
+
+        def take():
+            sum(range(2000))                 # slower than posting is
+            behind.append(len(box._calls))
+
+        thread = threading.Thread(target=lambda: [box.post(take) for _ in range(5000)] and box.post(done.set))
+        thread.start()
+        await asyncio.wait_for(done.wait(), 60)
+        box.close()
+        return max(behind)
+
+    assert asyncio.run(main()) < 2 * mailbox.FAR_BEHIND
+
+
 def test_a_call_that_fails_is_reported_and_the_next_ones_run():
     async def main():
         loop, reports, done = asyncio.get_running_loop(), [], asyncio.Event()

@@ -39,7 +39,7 @@ class Settings:
     max_body_bytes: int = 256 << 20           # of all requests that are not answered yet
     pipeline_bytes: int = 65536               # read ahead of the present request
     high_water: int = 65536                   # unsent bytes of an answer at which its client counts as stalled
-    shutdown_s: float = 1.0                   # for handlers' last words once a drain is over
+    shutdown_s: float = 0.5                   # for handlers' last words once a drain is over
 
 
 class TimedOut(MiladError):

@@ -13,6 +13,9 @@ import time
 
 import pytest
 
+from milad.http.server import Settings
+from milad.options import BY_NAME
+
 CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 24, "seed": 7}
 
 
@@ -144,6 +147,10 @@ def test_sigterm_ends_streams_with_the_protocols_error_event(start):
     thread.join(5)
     last = got[0].decode().strip().split("\n\n")[-1]
     assert "shutting down" in json.loads(last.removeprefix("data: "))["error"]["message"], last
+
+
+def test_nobody_who_reads_nothing_holds_the_end_up_beyond_five_seconds():
+    assert BY_NAME["drain_timeout"].default + Settings().shutdown_s <= 4.5, "there is more to end than connections"
 
 
 def run_milad(library, tmp_path, *args, env=None, stdin=b""):
