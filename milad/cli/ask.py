@@ -21,8 +21,8 @@ OWN = ("model", "family", "ctx", "threads", "kv_memory", "kv_type", "repack", "s
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = ("exit codes: 0 answered, 1 bad options or no model, 3 the server or the model failed, 4 the answer was "
-                     "cut by the limit\n\nexample:  git diff | milad ask \"review this\"")
+    parser.epilog = ("exit codes: 0 answered, 1 bad options or no model, 2 no question, or the command line can't be\n            read, "
+                     "3 the server or the model failed, 4 the answer was cut by the limit\n\nexample:  git diff | milad ask \"review this\"")
     parser.add_argument("question", nargs="*", help="the question; stdin is appended where it is no terminal")
     parser.add_argument("--system", metavar="TEXT", help="a system prompt")
     parser.add_argument("--url", metavar="URL", default=os.environ.get("MILAD_URL"),
