@@ -329,11 +329,12 @@ class Engine:
         log.logger.error("the scheduler failed: %s", error, exc_info=True)
         with self._wake:
             sequences = [s for s in self._live if s not in self._inbox]
+            self._live.difference_update(sequences)
+            self._wake.notify_all()
         batch = self._scheduler.take()      # what ended before is whole
         self._scheduler = self._new_scheduler()
         for seq in sequences:
             seq.state = ENDED
-            self._ended(seq)
             batch.append((seq, [Fault(EngineFault(f"{type(error).__name__}: {error}"))]))
         try:
             self._post(_deliver, batch)

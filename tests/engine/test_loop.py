@@ -192,6 +192,17 @@ def test_a_bug_of_the_scheduler_ends_nothing_but_its_sequences(engine: Engine, c
     until(lambda: not engine._live)
 
 
+def test_a_bug_of_the_memory_is_not_met_twice(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> None:
+        raise IndexError("memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.remember, "note", broken)
+        assert isinstance(Reader(engine, prompt(1, 20), 1).wait(), Fault)
+    Reader(engine, prompt(2, 20)).assert_right()
+    until(lambda: not engine._live)
+
+
 def test_what_ended_before_a_bug_of_the_scheduler_arrives_whole(engine: Engine, context: Gate) -> None:
     """Its last items wait for the next step, which never comes."""
     def broken(now: float) -> None:
