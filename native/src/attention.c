@@ -1,9 +1,9 @@
 /* attention.c: who computes which part of attention, and in which order parts are added.
  *
- * One order for every row, fixed by its position: keys in tiles of 32 (one KV block), an online softmax over the 8 tiles of a
- * segment of 256 keys, segments joined from the first to the last. So the bits of a row don't depend on the way it is worked off:
+ * One order for every row, fixed by its position: keys in segments of 256 (8 KV blocks), a softmax in each, segments joined
+ * from the first to the last. So the bits of a row don't depend on the way it is worked off:
  *
- *   group    rows of one sequence at successive positions within one block; all see the same tiles, and only in the last
+ *   group    rows of one sequence at successive positions within one block: all see the same tiles, and only of the last
  *            one a different number of keys
  *   looped   item = (group, kv head): all segments, joined as they come
  *   split    item = (group, segment, kv head): parts go to memory, a second stage joins them. For few rows over many keys:
@@ -17,7 +17,8 @@
 
 #include "error.h"
 
-enum { TILE = ATTN_TILE, SEGMENT_TILES = 8, SEGMENT = TILE * SEGMENT_TILES };
+enum { TILE = ATTN_TILE, SEGMENT_TILES = ATTN_SEGMENT_TILES, SEGMENT = ATTN_SEGMENT };
+enum { KEY_TILES = 2 };                      /* whose scores are computed at once */
 enum { FEW_TOKENS = 4 };                     /* groups up to here are split, and take several heads at once */
 enum { MAX_PART_FLOATS = 4 << 20 };          /* of parts in memory; what doesn't fit is looped */
 
@@ -32,7 +33,7 @@ typedef struct group {
 } group;
 
 typedef struct scratch {
-    float *q, *o, *total, *m, *l, *k, *v;
+    float *q, *s, *o, *total, *k, *v;
 } scratch;
 
 struct attention {
@@ -44,6 +45,7 @@ struct attention {
     int64_t ld_q;                    /* of gathered queries: head_dim, or pairs of BF16 */
     int64_t stride;                  /* floats from part to part: o, m, l, padding */
     int64_t n_part_floats;
+    int64_t tile_bytes;              /* of one head's keys or values */
     group *groups;
     float *parts;
     scratch *threads;
@@ -67,6 +69,7 @@ int32_t attention_open(const hparams *hp, const ops *o, pool *p, const kv *c, in
     a->max_rows = max_rows;
     a->per_head = hp->n_head / hp->n_head_kv;
     a->ld_q = kv_type(c) == KV_BF16 ? (hp->head_dim + 1) / 2 : hp->head_dim;
+    a->tile_bytes = (int64_t)hp->head_dim * TILE * (kv_type(c) == KV_Q8_0 ? 1 : kv_type(c) == KV_F32 ? 4 : 2);
     a->stride = round16(hp->head_dim + 2);
     const int64_t n_segments = ((int64_t)kv_n_blocks(c) + SEGMENT_TILES - 1) / SEGMENT_TILES;
     const int64_t row_floats = n_segments * hp->n_head * a->stride; /* at most 2^28 * 2^16 * 2^12: the model checks its sizes */
@@ -74,7 +77,7 @@ int32_t attention_open(const hparams *hp, const ops *o, pool *p, const kv *c, in
     a->n_part_floats = want < MAX_PART_FLOATS ? want : MAX_PART_FLOATS;
     const int64_t head_rows = (int64_t)TILE * a->per_head, few_rows = (int64_t)FEW_TOKENS * hp->n_head;
     const int64_t rows = head_rows > few_rows ? head_rows : few_rows, tile = round16((int64_t)TILE * hp->head_dim);
-    const int64_t per_thread = rows * round16(hp->head_dim) + 2 * rows * a->stride + round16(rows) + rows * ATTN_LANES + 2 * tile;
+    const int64_t per_thread = rows * (round16(hp->head_dim) + SEGMENT + 2 * a->stride) + (KEY_TILES + 1) * tile;
     a->groups = calloc((size_t)max_rows, sizeof *a->groups);
     a->parts = aligned_alloc(64, (size_t)round16(a->n_part_floats) * 4);
     a->threads = calloc((size_t)n_threads, sizeof *a->threads);
@@ -87,12 +90,11 @@ int32_t attention_open(const hparams *hp, const ops *o, pool *p, const kv *c, in
     for (int32_t t = 0; t < n_threads; t++) {
         scratch *s = &a->threads[t];
         s->q = a->memory + per_thread * t;
-        s->o = s->q + rows * round16(hp->head_dim);
+        s->s = s->q + rows * round16(hp->head_dim);
+        s->o = s->s + rows * SEGMENT;
         s->total = s->o + rows * a->stride;
-        s->m = s->total + rows * a->stride;
-        s->l = s->m + round16(rows);
-        s->k = s->l + rows * ATTN_LANES;
-        s->v = s->k + tile;
+        s->k = s->total + rows * a->stride;
+        s->v = s->k + KEY_TILES * tile;
     }
     *out = a;
     return MILAD_OK;
@@ -156,58 +158,80 @@ static void gather_queries(const attention *a, const group *g, int32_t h0, int32
             }
 }
 
-/* Tile i of the group's sequence for one head's rows. In the group's last tile each token sees one key more than the token before. */
-static void group_tile(const attention *a, const group *g, int32_t i, int32_t head, attn_rows x, const scratch *s) {
-    const int32_t block = g->blocks[i], type = kv_type(a->kv);
-    const void *k = kv_keys(a->kv, a->layer, block, head), *v = kv_values(a->kv, a->layer, block, head);
-    void (*tile)(const attn_rows *, const void *, const void *, int32_t) = type == KV_BF16  ? a->ops->attn_tile_bf16
-                                                                           : type == KV_F16 ? a->ops->attn_tile_f16
-                                                                                            : a->ops->attn_tile_f32;
-    if (type == KV_Q8_0 || (type == KV_F16 && x.n_rows > ATTN_ROWS_DIRECT)) {
-        kv_expand(a->kv, a->ops, a->layer, block, head, s->k, s->v);
-        k = s->k;
-        v = s->v;
-        tile = a->ops->attn_tile_f32;
-    }
-    if (i < g->position / TILE) {
-        tile(&x, k, v, TILE);
-        return;
-    }
-    x.n_rows = a->per_head;
-    for (int32_t t = 0; t < g->n_tokens; t++) {
-        tile(&x, k, v, (g->position + t) % TILE + 1);
-        x.q = (const float *)x.q + x.n_rows * x.ld_q;
-        x.o += (int64_t)x.n_rows * x.ld_o;
-        x.m += x.n_rows;
-        x.l += (int64_t)x.n_rows * ATTN_LANES;
-    }
+/* Whether tiles of this type are expanded to F32 first. */
+static int32_t expands(const attention *a, int32_t n_rows) {
+    const int32_t type = kv_type(a->kv);
+    return type == KV_Q8_0 || (type == KV_F16 && n_rows > ATTN_ROWS_DIRECT);
 }
 
-/* Segment `segment` of heads h0..h1-1 into parts o[h][token][query head], queries gathered in s->q. Heads inside, tiles outside: a
- * page holds all heads, so addresses rise. */
+/* Scores of tiles i .. i + n - 1 of the segment that lies in `blocks`; n is at most KEY_TILES. */
+static void tile_scores(const attention *a, const int32_t *blocks, int32_t i, int32_t n, int32_t head, const attn_rows *x,
+                        const scratch *s) {
+    const int32_t type = kv_type(a->kv), expand = expands(a, x->n_rows);
+    const void *k[KEY_TILES];
+    for (int32_t t = 0; t < n; t++) {
+        float *expanded = s->k + t * round16((int64_t)TILE * x->head_dim);
+        if (expand) kv_expand(a->kv, a->ops, a->layer, blocks[i + t], head, expanded, NULL);
+        k[t] = expand ? expanded : kv_keys(a->kv, a->layer, blocks[i + t], head);
+    }
+    if (type == KV_BF16) a->ops->attn_scores_bf16(x, k, i, n);
+    else if (type == KV_F16 && !expand) a->ops->attn_scores_f16(x, k, i, n);
+    else a->ops->attn_scores_f32(x, k, i, n);
+}
+
+/* Adds the values of those tiles; n is 1 where tiles are expanded. */
+static void tile_values(const attention *a, const int32_t *blocks, int32_t i, int32_t n, int32_t head, const attn_rows *x,
+                        const scratch *s) {
+    const int32_t type = kv_type(a->kv), expand = expands(a, x->n_rows);
+    const void *v[SEGMENT_TILES] = {s->v};
+    if (expand) kv_expand(a->kv, a->ops, a->layer, blocks[i], head, NULL, s->v);
+    for (int32_t t = 0; t < n && !expand; t++) v[t] = kv_values(a->kv, a->layer, blocks[i + t], head);
+    if (type == KV_BF16) a->ops->attn_values_bf16(x, v, i, n);
+    else if (type == KV_F16 && !expand) a->ops->attn_values_f16(x, v, i, n);
+    else a->ops->attn_values_f32(x, v, i, n);
+}
+
+static void fetch(const void *p, int64_t n_bytes) {
+    for (int64_t i = 0; i < n_bytes; i += 64) __builtin_prefetch((const char *)p + i);
+}
+
+/* The h-th head's rows. */
+static attn_rows at_head(const attn_rows *all, const attention *a, const scratch *s, float *o, int32_t h) {
+    attn_rows x = *all;
+    const int64_t r = (int64_t)h * x.n_rows;
+    x.q = s->q + r * a->ld_q;
+    x.s = s->s + r * SEGMENT;
+    x.o = o + r * a->stride;
+    return x;
+}
+
+/* Segment `segment` of heads h0..h1-1 into parts o[h][token][query head], queries gathered in s->q. Few rows wait for memory:
+ * heads inside, tiles outside, as pages lie, and the next tile is asked for (the hardware starts anew at each head). Many rows
+ * keep their sums in registers over all tiles of values. */
 static void run_segment(const attention *a, const group *g, int32_t segment, int32_t h0, int32_t h1, float *o, const scratch *s) {
-    const int32_t d = a->hp->head_dim, per_head = g->n_tokens * a->per_head, n_rows = (h1 - h0) * per_head;
-    const int32_t last = g->position / TILE, end = (segment + 1) * SEGMENT_TILES - 1;
-    for (int32_t r = 0; r < n_rows; r++) {
-        memset(o + r * a->stride, 0, (size_t)d * 4);
-        s->m[r] = -INFINITY;
-    }
-    memset(s->l, 0, (size_t)n_rows * ATTN_LANES * 4);
-    for (int32_t i = segment * SEGMENT_TILES; i <= (last < end ? last : end); i++)
+    const int32_t left = g->position / TILE + 1 - segment * SEGMENT_TILES, n = left < SEGMENT_TILES ? left : SEGMENT_TILES;
+    const int32_t *blocks = g->blocks + segment * SEGMENT_TILES, few = g->n_tokens <= FEW_TOKENS;
+    const attn_rows all = {.ld_q = a->ld_q, .ld_o = a->stride, .n_rows = g->n_tokens * a->per_head, .head_dim = a->hp->head_dim,
+                           .n_keys = g->position + 1 - segment * SEGMENT, .per_token = a->per_head};
+    const int32_t v_step = few || expands(a, all.n_rows) ? 1 : n;
+    for (int32_t i = 0; i < n; i += KEY_TILES)
         for (int32_t h = h0; h < h1; h++) {
-            const int64_t r = (int64_t)(h - h0) * per_head;
-            attn_rows x = {.q = s->q + r * a->ld_q, .o = o + r * a->stride, .m = s->m + r, .l = s->l + r * ATTN_LANES,
-                           .ld_q = a->ld_q, .ld_o = a->stride, .n_rows = per_head, .head_dim = d};
-            group_tile(a, g, i, h, x, s);
+            const attn_rows x = at_head(&all, a, s, o, h - h0);
+            for (int32_t t = i + KEY_TILES; few && t < n && t < i + 2 * KEY_TILES; t++)
+                fetch(kv_keys(a->kv, a->layer, blocks[t], h), a->tile_bytes);
+            tile_scores(a, blocks, i, n - i < KEY_TILES ? n - i : KEY_TILES, h, &x, s);
         }
-    for (int32_t r = 0; r < n_rows; r++) {
-        float l[ATTN_LANES];
-        memcpy(l, s->l + (int64_t)r * ATTN_LANES, sizeof l);
-        for (int32_t w = ATTN_LANES / 2; w > 0; w /= 2)
-            for (int32_t i = 0; i < w; i++) l[i] += l[i + w];
-        o[r * a->stride + d] = s->m[r];
-        o[r * a->stride + d + 1] = l[0];
+    for (int32_t h = h0; h < h1; h++) {
+        const attn_rows x = at_head(&all, a, s, o, h - h0);
+        if (kv_type(a->kv) == KV_BF16) a->ops->attn_weights_bf16(&x);
+        else a->ops->attn_weights_f32(&x);
     }
+    for (int32_t i = 0; i < n; i += v_step)
+        for (int32_t h = h0; h < h1; h++) {
+            const attn_rows x = at_head(&all, a, s, o, h - h0);
+            if (few && i + 1 < n) fetch(kv_values(a->kv, a->layer, blocks[i + 1], h), a->tile_bytes);
+            tile_values(a, blocks, i, v_step, h, &x, s);
+        }
 }
 
 static void finish_row(const attention *a, int64_t row, int32_t head, const float *total) {

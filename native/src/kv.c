@@ -13,26 +13,30 @@ enum { T = MILAD_KV_BLOCK, GROUP = 32 };
 
 struct kv {
     int32_t type, n_layer, n_blocks, n_head_kv, head_dim, n_groups;
-    size_t head_bytes, page_bytes, n_bytes;
-    size_t k_at, v_at, v_scale_at; /* offsets within a head; scales of keys are at 0 */
+    size_t k_bytes, v_bytes, page_bytes, n_bytes; /* of one head's keys, values */
+    size_t k_at, v_at;             /* offsets of the numbers in them, behind the scales */
     uint8_t *data;
 };
 
 static size_t value_bytes(const kv *c) { return c->type == KV_Q8_0 ? 1 : c->type == KV_F32 ? 4 : 2; }
 
-static uint8_t *head_at(const kv *c, int32_t layer, int32_t block, int32_t head) {
-    return c->data + ((size_t)layer * (size_t)c->n_blocks + (size_t)block) * c->page_bytes + (size_t)head * c->head_bytes;
+static uint8_t *page_at(const kv *c, int32_t layer, int32_t block) {
+    return c->data + ((size_t)layer * (size_t)c->n_blocks + (size_t)block) * c->page_bytes;
+}
+
+static uint8_t *keys_of(const kv *c, uint8_t *page, int32_t head) { return page + (size_t)head * c->k_bytes; }
+
+static uint8_t *values_of(const kv *c, uint8_t *page, int32_t head) {
+    return page + (size_t)c->n_head_kv * c->k_bytes + (size_t)head * c->v_bytes;
 }
 
 static void lay_out(kv *c) {
-    const size_t values = (size_t)(c->head_dim + (c->type == KV_BF16 && c->head_dim % 2)) * T; /* an odd dimension's pair is half empty */
-    const size_t scales = c->type == KV_Q8_0 ? (size_t)c->n_groups * T * 2 : 0;
-    const size_t width = value_bytes(c);
-    c->k_at = scales;
-    c->v_scale_at = c->k_at + values * width;
-    c->v_at = c->v_scale_at + scales;
-    c->head_bytes = (c->v_at + values * width + 63) / 64 * 64;
-    c->page_bytes = c->head_bytes * (size_t)c->n_head_kv;
+    const size_t pair = c->type == KV_BF16 ? (size_t)c->head_dim % 2 : 0; /* an odd dimension's pair is half empty */
+    const size_t scales = c->type == KV_Q8_0 ? (size_t)c->n_groups * T * 2 : 0, row = T * value_bytes(c);
+    c->k_at = c->v_at = scales;
+    c->k_bytes = (scales + ((size_t)c->head_dim + pair) * row + 63) / 64 * 64;
+    c->v_bytes = (scales + (size_t)c->head_dim * row + 63) / 64 * 64;
+    c->page_bytes = (c->k_bytes + c->v_bytes) * (size_t)c->n_head_kv;
 }
 
 /* Zeroed memory that begins where a huge page can: reading a long sequence from 4 kB pages takes up to twice as long
@@ -92,42 +96,42 @@ static void copy_columns(uint8_t *dst, const uint8_t *src, int32_t n_rows, int32
 }
 
 /* Elements are pairs; n_tokens may end within a pair of tokens of the values. */
-static void copy_head_bf16(const kv *c, uint8_t *dst, const uint8_t *src, int32_t n_tokens) {
-    copy_columns(dst, src, (c->head_dim + 1) / 2, n_tokens, 4);
-    const size_t pair_row = (size_t)c->head_dim * 4;
-    memcpy(dst + c->v_at, src + c->v_at, (size_t)(n_tokens / 2) * pair_row);
-    if (n_tokens % 2 == 0) return;
-    const uint8_t *from = src + c->v_at + (size_t)(n_tokens / 2) * pair_row;
-    uint8_t *to = dst + c->v_at + (size_t)(n_tokens / 2) * pair_row;
-    for (int32_t d = 0; d < c->head_dim; d++) memcpy(to + (size_t)d * 4, from + (size_t)d * 4, 2);
+static void copy_keys(const kv *c, uint8_t *dst, const uint8_t *src, int32_t n_tokens) {
+    if (c->type == KV_BF16) copy_columns(dst, src, (c->head_dim + 1) / 2, n_tokens, 4);
+    else copy_columns(dst + c->k_at, src + c->k_at, c->head_dim, n_tokens, value_bytes(c));
+    if (c->type == KV_Q8_0) copy_columns(dst, src, c->n_groups, n_tokens, 2);
 }
 
-static void copy_head(const kv *c, uint8_t *dst, const uint8_t *src, int32_t n_tokens) {
-    const size_t width = value_bytes(c), n = (size_t)n_tokens;
-    if (c->type == KV_BF16) {
-        copy_head_bf16(c, dst, src, n_tokens);
+static void copy_values(const kv *c, uint8_t *dst, const uint8_t *src, int32_t n_tokens) {
+    const size_t d = (size_t)c->head_dim, n = (size_t)n_tokens;
+    if (c->type == KV_Q8_0) memcpy(dst, src, n * (size_t)c->n_groups * 2);
+    if (c->type != KV_BF16) {
+        memcpy(dst + c->v_at, src + c->v_at, n * d * value_bytes(c));
         return;
     }
-    copy_columns(dst + c->k_at, src + c->k_at, c->head_dim, n_tokens, width);
-    memcpy(dst + c->v_at, src + c->v_at, n * (size_t)c->head_dim * width);
-    if (c->type == KV_Q8_0) {
-        copy_columns(dst, src, c->n_groups, n_tokens, 2);
-        memcpy(dst + c->v_scale_at, src + c->v_scale_at, n * (size_t)c->n_groups * 2);
-    }
+    const size_t whole = n / 2 * d * 4;
+    memcpy(dst, src, whole);
+    for (size_t i = 0; i < d && n % 2; i++) memcpy(dst + whole + i * 4, src + whole + i * 4, 2);
 }
 
 void kv_copy(kv *c, int32_t src, int32_t dst, int32_t n_tokens) {
     if (src == dst) return;
     for (int32_t l = 0; l < c->n_layer; l++)
-        for (int32_t h = 0; h < c->n_head_kv; h++) copy_head(c, head_at(c, l, dst, h), head_at(c, l, src, h), n_tokens);
+        for (int32_t h = 0; h < c->n_head_kv; h++) {
+            uint8_t *to = page_at(c, l, dst), *from = page_at(c, l, src);
+            copy_keys(c, keys_of(c, to, h), keys_of(c, from, h), n_tokens);
+            copy_values(c, values_of(c, to, h), values_of(c, from, h), n_tokens);
+        }
 }
 
 void kv_read(const kv *c, int32_t block, void *buf) {
-    for (int32_t l = 0; l < c->n_layer; l++) memcpy((uint8_t *)buf + (size_t)l * c->page_bytes, head_at(c, l, block, 0), c->page_bytes);
+    uint8_t *to = buf;
+    for (int32_t l = 0; l < c->n_layer; l++, to += c->page_bytes) memcpy(to, page_at(c, l, block), c->page_bytes);
 }
 
 void kv_write(kv *c, int32_t block, const void *buf) {
-    for (int32_t l = 0; l < c->n_layer; l++) memcpy(head_at(c, l, block, 0), (const uint8_t *)buf + (size_t)l * c->page_bytes, c->page_bytes);
+    const uint8_t *from = buf;
+    for (int32_t l = 0; l < c->n_layer; l++, from += c->page_bytes) memcpy(page_at(c, l, block), from, c->page_bytes);
 }
 
 /* One group of at most 32 dimensions: the scale as stored, and int8 values of `step` bytes apart. The scale is rounded to F16
@@ -148,10 +152,10 @@ static uint16_t quantise_group(const ops *o, const float *x, int32_t n, int8_t *
     return h;
 }
 
-static void append_q8(kv *c, const ops *o, uint8_t *page, int32_t slot, const float *k, const float *v) {
+static void append_q8(kv *c, const ops *o, uint8_t *kp, uint8_t *vp, int32_t slot, const float *k, const float *v) {
     const size_t s = (size_t)slot;
-    uint16_t *k_scales = (uint16_t *)(void *)page, *v_scales = (uint16_t *)(void *)(page + c->v_scale_at);
-    int8_t *kq = (int8_t *)page + c->k_at, *vq = (int8_t *)page + c->v_at + s * (size_t)c->head_dim;
+    uint16_t *k_scales = (uint16_t *)(void *)kp, *v_scales = (uint16_t *)(void *)vp;
+    int8_t *kq = (int8_t *)kp + c->k_at, *vq = (int8_t *)vp + c->v_at + s * (size_t)c->head_dim;
     for (int32_t g = 0; g < c->n_groups; g++) {
         const int32_t d = g * GROUP, n = c->head_dim - d < GROUP ? c->head_dim - d : GROUP;
         k_scales[(size_t)g * T + s] = quantise_group(o, k + d, n, kq + (size_t)d * T + s, T);
@@ -159,27 +163,27 @@ static void append_q8(kv *c, const ops *o, uint8_t *page, int32_t slot, const fl
     }
 }
 
-static void append_f32(const kv *c, uint8_t *page, int32_t slot, const float *k, const float *v) {
-    float *keys = (float *)(void *)page + slot;
+static void append_f32(const kv *c, uint8_t *kp, uint8_t *vp, int32_t slot, const float *k, const float *v) {
+    float *keys = (float *)(void *)kp + slot;
     for (int32_t d = 0; d < c->head_dim; d++) keys[(size_t)d * T] = k[d];
-    memcpy((float *)(void *)(page + c->v_at) + (size_t)slot * (size_t)c->head_dim, v, (size_t)c->head_dim * 4);
+    memcpy((float *)(void *)vp + (size_t)slot * (size_t)c->head_dim, v, (size_t)c->head_dim * 4);
 }
 
 enum { STRETCH = 64 }; /* values converted at once; even */
 
-static void append_f16(const kv *c, const ops *o, uint8_t *page, int32_t slot, const float *k, const float *v) {
-    uint16_t *keys = (uint16_t *)(void *)page + slot, half[STRETCH];
+static void append_f16(const kv *c, const ops *o, uint8_t *kp, uint8_t *vp, int32_t slot, const float *k, const float *v) {
+    uint16_t *keys = (uint16_t *)(void *)kp + slot, half[STRETCH];
     for (int32_t d = 0; d < c->head_dim; d += STRETCH) {
         const int32_t n = c->head_dim - d < STRETCH ? c->head_dim - d : STRETCH;
         o->f16_from_f32(half, k + d, n);
         for (int32_t i = 0; i < n; i++) keys[(size_t)(d + i) * T] = half[i];
     }
-    o->f16_from_f32((uint16_t *)(void *)(page + c->v_at) + (size_t)slot * (size_t)c->head_dim, v, c->head_dim);
+    o->f16_from_f32((uint16_t *)(void *)vp + (size_t)slot * (size_t)c->head_dim, v, c->head_dim);
 }
 
-static void append_bf16(const kv *c, const ops *o, uint8_t *page, int32_t slot, const float *k, const float *v) {
-    uint16_t *keys = (uint16_t *)(void *)page + (size_t)slot * 2, half[STRETCH];
-    uint16_t *values = (uint16_t *)(void *)(page + c->v_at) + (size_t)(slot / 2) * (size_t)c->head_dim * 2 + slot % 2;
+static void append_bf16(const kv *c, const ops *o, uint8_t *kp, uint8_t *vp, int32_t slot, const float *k, const float *v) {
+    uint16_t *keys = (uint16_t *)(void *)kp + (size_t)slot * 2, half[STRETCH];
+    uint16_t *values = (uint16_t *)(void *)vp + (size_t)(slot / 2) * (size_t)c->head_dim * 2 + slot % 2;
     for (int32_t d = 0; d < c->head_dim; d += STRETCH) {
         const int32_t n = c->head_dim - d < STRETCH ? c->head_dim - d : STRETCH;
         o->bf16_from_f32(half, k + d, n);
@@ -192,12 +196,12 @@ static void append_bf16(const kv *c, const ops *o, uint8_t *page, int32_t slot, 
 
 void kv_append(kv *c, const ops *o, int32_t layer, int32_t block, int32_t slot, const float *k, const float *v) {
     for (int32_t h = 0; h < c->n_head_kv; h++, k += c->head_dim, v += c->head_dim) {
-        uint8_t *page = head_at(c, layer, block, h);
+        uint8_t *page = page_at(c, layer, block), *kp = keys_of(c, page, h), *vp = values_of(c, page, h);
         switch (c->type) {
-        case KV_F16: append_f16(c, o, page, slot, k, v); break;
-        case KV_Q8_0: append_q8(c, o, page, slot, k, v); break;
-        case KV_F32: append_f32(c, page, slot, k, v); break;
-        default: append_bf16(c, o, page, slot, k, v); break;
+        case KV_F16: append_f16(c, o, kp, vp, slot, k, v); break;
+        case KV_Q8_0: append_q8(c, o, kp, vp, slot, k, v); break;
+        case KV_F32: append_f32(c, kp, vp, slot, k, v); break;
+        default: append_bf16(c, o, kp, vp, slot, k, v); break;
         }
     }
 }
@@ -206,27 +210,35 @@ void kv_will_append(const kv *c, int32_t layer, int32_t block, int32_t slot) {
     const size_t pair = c->type == KV_BF16 ? 2 : 1, width = value_bytes(c) * pair; /* of what lies together */
     const size_t n_keys = ((size_t)c->head_dim + pair - 1) / pair, row = (size_t)c->head_dim * width;
     for (int32_t h = 0; h < c->n_head_kv; h++) {
-        const uint8_t *page = head_at(c, layer, block, h), *v = page + c->v_at + (size_t)slot / pair * row;
-        for (size_t i = 0; i < n_keys; i++) __builtin_prefetch(page + c->k_at + (i * T + (size_t)slot) * width, 1);
+        uint8_t *page = page_at(c, layer, block);
+        const uint8_t *k = keys_of(c, page, h) + c->k_at, *v = values_of(c, page, h) + c->v_at + (size_t)slot / pair * row;
+        for (size_t i = 0; i < n_keys; i++) __builtin_prefetch(k + (i * T + (size_t)slot) * width, 1);
         for (size_t i = 0; i < row; i += 64) __builtin_prefetch(v + i, 1);
     }
 }
 
 int32_t kv_type(const kv *c) { return c->type; }
 
-const void *kv_keys(const kv *c, int32_t layer, int32_t block, int32_t head) { return head_at(c, layer, block, head) + c->k_at; }
+const void *kv_keys(const kv *c, int32_t layer, int32_t block, int32_t head) {
+    return keys_of(c, page_at(c, layer, block), head) + c->k_at;
+}
 
-const void *kv_values(const kv *c, int32_t layer, int32_t block, int32_t head) { return head_at(c, layer, block, head) + c->v_at; }
+const void *kv_values(const kv *c, int32_t layer, int32_t block, int32_t head) {
+    return values_of(c, page_at(c, layer, block), head) + c->v_at;
+}
 
-static void expand_q8(const kv *c, const ops *o, const uint8_t *page, float *k, float *v) {
-    const int8_t *kq = (const int8_t *)page + c->k_at, *vq = (const int8_t *)page + c->v_at;
-    const uint16_t *k_scales = (const uint16_t *)(const void *)page, *v_scales = (const uint16_t *)(const void *)(page + c->v_scale_at);
+static void expand_q8(const kv *c, const ops *o, const uint8_t *kp, const uint8_t *vp, float *k, float *v) {
+    const int8_t *kq = (const int8_t *)kp + c->k_at, *vq = (const int8_t *)vp + c->v_at;
+    const uint16_t *k_scales = (const uint16_t *)(const void *)kp, *v_scales = (const uint16_t *)(const void *)vp;
     float scale[T];
     uint16_t half[T];
     for (int32_t g = 0; g < c->n_groups; g++) {
         const int32_t d = g * GROUP, n = c->head_dim - d < GROUP ? c->head_dim - d : GROUP;
-        o->f32_from_f16(scale, k_scales + g * T, T);
-        o->f32_from_i8(k + d * T, kq + d * T, T, n, T, scale, 0);
+        if (k) {
+            o->f32_from_f16(scale, k_scales + g * T, T);
+            o->f32_from_i8(k + d * T, kq + d * T, T, n, T, scale, 0);
+        }
+        if (!v) continue;
         for (int32_t t = 0; t < T; t++) half[t] = v_scales[t * c->n_groups + g];
         o->f32_from_f16(scale, half, T);
         o->f32_from_i8(v + d, vq + d, c->head_dim, T, n, scale, 1);
@@ -242,29 +254,28 @@ static float bf16_value(const uint8_t *p) {
     return x;
 }
 
-static void expand_bf16(const kv *c, const uint8_t *page, float *k, float *v) {
+static void expand_bf16(const kv *c, const uint8_t *kp, const uint8_t *vp, float *k, float *v) {
     for (int32_t d = 0; d < c->head_dim; d++)
         for (int32_t t = 0; t < T; t++) {
-            k[d * T + t] = bf16_value(page + ((d / 2 * T + t) * 2 + d % 2) * 2);
-            v[t * c->head_dim + d] = bf16_value(page + c->v_at + ((t / 2 * c->head_dim + d) * 2 + t % 2) * 2);
+            if (k) k[d * T + t] = bf16_value(kp + ((d / 2 * T + t) * 2 + d % 2) * 2);
+            if (v) v[t * c->head_dim + d] = bf16_value(vp + ((t / 2 * c->head_dim + d) * 2 + t % 2) * 2);
         }
 }
 
 void kv_expand(const kv *c, const ops *o, int32_t layer, int32_t block, int32_t head, float *k, float *v) {
-    const uint8_t *page = head_at(c, layer, block, head);
-    if (c->type == KV_Q8_0) {
-        expand_q8(c, o, page, k, v);
-        return;
+    uint8_t *page = page_at(c, layer, block);
+    const uint8_t *kp = keys_of(c, page, head), *vp = values_of(c, page, head);
+    const int32_t n = c->head_dim * T;
+    switch (c->type) {
+    case KV_Q8_0: expand_q8(c, o, kp, vp, k, v); break;
+    case KV_BF16: expand_bf16(c, kp, vp, k, v); break;
+    case KV_F32:
+        if (k) memcpy(k, kp, (size_t)n * 4);
+        if (v) memcpy(v, vp, (size_t)n * 4);
+        break;
+    default:
+        if (k) o->f32_from_f16(k, (const uint16_t *)(const void *)kp, n);
+        if (v) o->f32_from_f16(v, (const uint16_t *)(const void *)vp, n);
+        break;
     }
-    if (c->type == KV_BF16) {
-        expand_bf16(c, page, k, v);
-        return;
-    }
-    if (c->type == KV_F32) {
-        memcpy(k, page, (size_t)c->head_dim * T * 4);
-        memcpy(v, page + c->v_at, (size_t)c->head_dim * T * 4);
-        return;
-    }
-    o->f32_from_f16(k, (const uint16_t *)(const void *)page, c->head_dim * T);
-    o->f32_from_f16(v, (const uint16_t *)(const void *)(page + c->v_at), c->head_dim * T);
 }

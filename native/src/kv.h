@@ -1,12 +1,12 @@
 /* kv.h: the paged key-value arena.
  *
- * Block b, layer l: one page of MILAD_KV_BLOCK tokens x all kv heads, pages of one layer side by side so that a sequence whose
- * blocks lie in order is read as one rising address range. In a page, per kv head, padded to 64 bytes:
+ * Block b, layer l: one page of MILAD_KV_BLOCK tokens: all heads' keys, then all heads' values, as attention reads them.
+ * Pages of one layer lie side by side. Each head's keys, and values, padded to 64 bytes:
  *
- *   F16   keys head_dim x 32 (transposed: 32 tokens of one dimension side by side), then values 32 x head_dim
+ *   F16   keys head_dim x 32 (transposed: 32 tokens of one dimension side by side); values 32 x head_dim
  *   Q8_0  groups of 32 dimensions (the last may be shorter) share a scale: F16 scales of keys n_groups x 32, keys int8
- *         head_dim x 32, scales of values 32 x n_groups, values int8 32 x head_dim; number = scale * int8, exact in F32
- *   BF16  keys as pairs of dimensions (head_dim + 1) / 2 x 32 x 2, values as pairs of tokens 16 x head_dim x 2; queries and weights
+ *         head_dim x 32; scales of values 32 x n_groups, values int8 32 x head_dim; number = scale * int8, exact in F32
+ *   BF16  keys as pairs of dimensions (head_dim + 1) / 2 x 32 x 2; values as pairs of tokens 16 x head_dim x 2; queries and weights
  *         are rounded to BF16 too (ops.h), so machines that multiply pairs of BF16 attend about twice as fast
  *   F32   as F16, for comparing logits with exact implementations
  *
@@ -48,7 +48,7 @@ int32_t kv_type(const kv *c);
 /* Keys and values of one tile where they lie. */
 const void *kv_keys(const kv *c, int32_t layer, int32_t block, int32_t head);
 const void *kv_values(const kv *c, int32_t layer, int32_t block, int32_t head);
-/* The same as F32, any type: k[head_dim][32], v[32][head_dim]. */
+/* The same as F32, any type: k[head_dim][32], v[32][head_dim]; either may be NULL. */
 void kv_expand(const kv *c, const ops *o, int32_t layer, int32_t block, int32_t head, float *k, float *v);
 
 #endif

@@ -1,7 +1,7 @@
-/* ops.h: the row-wise operations of a transformer and its attention tile, one table per instruction set.
+/* ops.h: the row-wise operations of a transformer and of attention, one table per instruction set.
  *
  * Rules
- * - Every function treats one row (or the rows of one tile) in an order that only its shape decides, so results
+ * - Every function treats one row (or the rows of one segment) in an order that only its shape decides, so results
  *   never depend on which other rows a step has.
  * - NaN and infinity propagate; nothing here fails.
  * - One source, cpu/ops_simd.h, is compiled per instruction set with vectors of 4, 8 or 16 floats. ../ref holds the
@@ -12,19 +12,19 @@
 
 #include <stdint.h>
 
-enum { ATTN_TILE = 32 };     /* keys of one tile: one KV block */
-enum { ATTN_LANES = 16 };    /* floats per row that hold the running sum of a softmax */
+enum { ATTN_TILE = 32 };       /* keys of one KV block */
+enum { ATTN_SEGMENT_TILES = 8, ATTN_SEGMENT = ATTN_TILE * ATTN_SEGMENT_TILES }; /* keys that share one softmax */
 enum { ATTN_ROWS_DIRECT = 6 }; /* up to here a tile is read in place; more rows pay for expanding it to F32 first */
 
-/* The state of n_rows queries over the tiles seen so far. Scores are in units of log2: queries carry
- * attn_scale * log2(e). Start: o = 0, m = -inf, l = 0. */
+/* n_rows queries and one segment of keys. Scores are in units of log2: queries carry attn_scale * log2(e). */
 typedef struct attn_rows {
     const void *q;       /* [n_rows][ld_q] F32, head_dim used; for BF16 tiles [n_rows][ld_q] pairs of BF16 */
-    float *o;            /* [n_rows][ld_o] weighted sum of values, not yet divided */
-    float *m;            /* [n_rows] greatest score */
-    float *l;            /* [n_rows][ATTN_LANES] partial sums of weights */
+    float *s;            /* [n_rows][ATTN_SEGMENT] scores, then weights */
+    float *o;            /* [n_rows][ld_o] weighted sum of values, not divided by the sum of weights; greatest score; that sum */
     int64_t ld_q, ld_o;
     int32_t n_rows, head_dim;
+    int32_t n_keys;      /* that row 0 sees of the segment; more than ATTN_SEGMENT: all */
+    int32_t per_token;   /* so many rows see the same keys, the next so many one more */
 } attn_rows;
 
 typedef struct ops {
@@ -43,12 +43,19 @@ typedef struct ops {
     void (*f32_from_i8)(float *out, const int8_t *x, int64_t ld, int32_t n_rows, int32_t n, const float *scale, int32_t by_row);
     /* F32 to BF16, to nearest even; subnormals may become zero. */
     void (*bf16_from_f32)(uint16_t *out, const float *x, int32_t n);
-    /* One tile of keys and values; only the first n_valid of 32 count (the rest may be anything, NaN too).
+    /* A segment's attention in three steps; tiles `tile` to tile + n_tiles - 1 of it lie at k[0], k[1] ..., v[0] ...
+     * Keys past the last row's may be anything, NaN too; what only some rows see is multiplied by zero for the others.
      * F32, F16: k[head_dim][32], v[32][head_dim], and the same bits for the same numbers in either.
      * BF16: pairs k[(head_dim + 1) / 2][32][2], v[16][head_dim][2]; queries and weights are rounded to BF16 as well. */
-    void (*attn_tile_f32)(const attn_rows *rows, const void *k, const void *v, int32_t n_valid);
-    void (*attn_tile_f16)(const attn_rows *rows, const void *k, const void *v, int32_t n_valid);
-    void (*attn_tile_bf16)(const attn_rows *rows, const void *k, const void *v, int32_t n_valid);
+    void (*attn_scores_f32)(const attn_rows *x, const void *const *k, int32_t tile, int32_t n_tiles);
+    void (*attn_scores_f16)(const attn_rows *x, const void *const *k, int32_t tile, int32_t n_tiles);
+    void (*attn_scores_bf16)(const attn_rows *x, const void *const *k, int32_t tile, int32_t n_tiles);
+    void (*attn_weights_f32)(const attn_rows *x);
+    void (*attn_weights_bf16)(const attn_rows *x);
+    /* Tile 0 first; what follows is added to o. */
+    void (*attn_values_f32)(const attn_rows *x, const void *const *v, int32_t tile, int32_t n_tiles);
+    void (*attn_values_f16)(const attn_rows *x, const void *const *v, int32_t tile, int32_t n_tiles);
+    void (*attn_values_bf16)(const attn_rows *x, const void *const *v, int32_t tile, int32_t n_tiles);
     /* Adds the next segment's result to the total of those before it. Both are head_dim floats of o, then m, then the sum l. */
     void (*attn_join)(float *total, const float *part, int32_t head_dim);
 } ops;

@@ -1,16 +1,19 @@
-/* attn_simd.h: attention over one tile of 32 keys, included by ops_simd.h.
+/* attn_simd.h: attention over one segment of keys in three stages, included by ops_simd.h.
  *
- * Lanes are keys in q.k and dimensions in p.v, so neither needs a reduction across lanes except the maximum, which has no
- * rounding. Per row: one chain of fused multiply-adds over d for each score, one over t for each output, whatever the
- * number of rows a pass holds. That makes decode and prefill equal bit by bit.
+ *   scores   s = q.k, lanes are keys
+ *   weights  p = 2^(s - m), m the segment's greatest score
+ *   values   o = p.v, lanes are dimensions
+ *
+ * Neither product needs a reduction across lanes. Per row: one chain of fused multiply-adds over d for each score, one over the
+ * segment's keys for each output, whatever the number of rows a pass holds. That makes decode and prefill equal bit by bit.
  *
  * BF16: keys lie as pairs of dimensions, values as pairs of tokens, 32 bits each; queries and weights are rounded to BF16
  * too and DOT2 adds two products at once.
  */
 
 enum attn_mode { ATTN_F32, ATTN_F16, ATTN_BF16 };
-/* 4 accumulator vectors per row in p.v; TILE_R x 4 of them fill the registers. */
-enum { PV = 4 };
+enum { PV = 4 };                                  /* accumulator vectors per row; TILE_R x 4 of them fill the registers */
+enum { KEY_TILES = VW == 16 ? 2 : 1, NK = KEY_TILES * NT }; /* tiles whose scores a pass computes, in vectors */
 
 #define PRAGMA(x) _Pragma(#x)
 #define UNROLL(n) PRAGMA(GCC unroll n) /* GCC leaves loops of known length that hold much; their vectors must be registers */
@@ -26,175 +29,252 @@ INLINE vf dot2(vf acc, vi pairs, vi q) {
 INLINE vi load_i(const void *p, int64_t i) { return *(const vi_u *)((const int32_t *)p + i); }
 INLINE vi splat_i(int32_t x) { return x - (vi){0}; }
 
-/* q.k of R rows from r0 on: a[r][j] for tokens j * VW ... */
-INLINE void tile_dots(const int R, const int mode, const attn_rows *x, int32_t r0, const void *k, vf a[TILE_R][NT]) {
-    const int64_t ld_q = x->ld_q;
-    const float *q = (const float *)x->q + r0 * ld_q;
+/* A pass: as many of n_rows rows as fit. 7 and 8 rows as 4 + the rest, not 6 + 1 or 2: few rows wait on loads. */
+INLINE int32_t pass_rows(int32_t left) { return left <= TILE_R ? left : left < TILE_R + 3 && TILE_R > 4 ? 4 : TILE_R; }
+
+#if TILE_R == 1
+#define PASS(n, CALL) CALL(1)
+#elif TILE_R == 3
+#define PASS(n, CALL) switch (n) { case 1: CALL(1) break; case 2: CALL(2) break; default: CALL(3) break; }
+#else
+#define PASS(n, CALL) \
+    switch (n) { \
+    case 1: CALL(1) break; case 2: CALL(2) break; case 3: CALL(3) break; case 4: CALL(4) break; case 5: CALL(5) break; \
+    default: CALL(6) break; \
+    }
+#endif
+
+/* R rows from r0 on times T tiles of keys. The queries of a step stay in registers, vectors of keys pass by: 3 x 4 sums leave
+ * 16 registers no room for the reverse. */
+INLINE void pass_scores(const int R, const int T, const int mode, const attn_rows *x, int32_t r0, const void *const *k,
+                        float *s) {
+    vf a[TILE_R][NK];
+    const float *q = (const float *)x->q + r0 * x->ld_q;
     const int32_t n = mode == ATTN_BF16 ? (x->head_dim + 1) / 2 : x->head_dim;
+    UNROLL(6)
     for (int r = 0; r < R; r++)
-        for (int j = 0; j < NT; j++) a[r][j] = (vf){0};
+        UNROLL(8)
+        for (int j = 0; j < T * NT; j++) a[r][j] = (vf){0};
     for (int32_t d = 0; d < n; d++) {
-        const int64_t at = (int64_t)d * ATTN_TILE;
-        if (mode == ATTN_BF16) {
-            vi w[NT];
-            for (int j = 0; j < NT; j++) w[j] = load_i(k, at + j * VW);
-            for (int r = 0; r < R; r++) {
-                vi qv = splat_i(((const int32_t *)(const void *)q)[r * ld_q + d]);
-                for (int j = 0; j < NT; j++) a[r][j] = DOT2(a[r][j], w[j], qv);
+        vi qi[TILE_R];
+        UNROLL(6)
+        for (int r = 0; r < R; r++) qi[r] = splat_i(((const int32_t *)(const void *)q)[r * x->ld_q + d]);
+        UNROLL(8)
+        for (int j = 0; j < T * NT; j++) {
+            const int64_t at = (int64_t)d * ATTN_TILE + j % NT * VW;
+            const void *tile = k[j / NT];
+            if (mode == ATTN_BF16) {
+                const vi w = load_i(tile, at);
+                UNROLL(6)
+                for (int r = 0; r < R; r++) a[r][j] = DOT2(a[r][j], w, qi[r]);
+            } else {
+                const vf w = mode == ATTN_F16 ? LOAD_F16((const uint16_t *)tile + at) : load((const float *)tile + at);
+                UNROLL(6)
+                for (int r = 0; r < R; r++) a[r][j] = VFMA(w, (vf)qi[r], a[r][j]);
             }
-        } else {
-            vf w[NT];
-            for (int j = 0; j < NT; j++)
-                w[j] = mode == ATTN_F16 ? LOAD_F16((const uint16_t *)k + at + j * VW) : load((const float *)k + at + j * VW);
-            for (int r = 0; r < R; r++) {
-                vf qv = splat(q[r * ld_q + d]);
-                for (int j = 0; j < NT; j++) a[r][j] = VFMA(w[j], qv, a[r][j]);
-            }
         }
+    }
+    UNROLL(6)
+    for (int r = 0; r < R; r++)
+        UNROLL(8)
+        for (int j = 0; j < T * NT; j++) store(s + (int64_t)r * ATTN_SEGMENT + j * VW, a[r][j]);
+}
+
+INLINE void scores(const int mode, const attn_rows *x, const void *const *k, int32_t tile, int32_t n_tiles) {
+    for (int32_t t = 0; t < n_tiles;) {
+        const int32_t two = n_tiles - t >= KEY_TILES;
+        for (int32_t r = 0, n; r < x->n_rows; r += n) {
+            n = pass_rows(x->n_rows - r);
+            float *s = x->s + (int64_t)r * ATTN_SEGMENT + (tile + t) * ATTN_TILE;
+#define CALL(R) if (two) pass_scores(R, KEY_TILES, mode, x, r, k + t, s); else pass_scores(R, 1, mode, x, r, k + t, s);
+            PASS(n, CALL)
+#undef CALL
+        }
+        t += two ? KEY_TILES : 1;
     }
 }
 
-INLINE vi valid_lanes(int32_t n_valid, int j) { return (vi)*(const vi_u *)lane_index < splat_i(n_valid - j * VW); }
+#define STAGE(name, mode) \
+    static void name(const attn_rows *x, const void *const *k, int32_t tile, int32_t n) { scores(mode, x, k, tile, n); }
+STAGE(attn_scores_f32, ATTN_F32)
+STAGE(attn_scores_f16, ATTN_F16)
+STAGE(attn_scores_bf16, ATTN_BF16)
+#undef STAGE
 
-/* Greatest scores and what the sums so far shrink by, of all rows at once: each chain is long, so they run side by side. */
-INLINE void tile_maxima(const int R, float *m, vf a[TILE_R][NT], float *alpha) {
-    float old[VW] = {0}, new[VW] = {0}, shrink[VW];
-    UNROLL(6)
-    for (int r = 0; r < R; r++) {
-        vf top = a[r][0];
-        for (int j = 1; j < NT; j++) top = VMAX(top, a[r][j]);
-        const float t = MAX_LANES(top);
-        old[r] = m[r];
-        new[r] = t > old[r] ? t : old[r];
-    }
-    const vf m_old = load(old), m_new = load(new);
-    store(shrink, exp2_v(select_f((vi)(m_old == m_new), (vf){0}, m_old - m_new))); /* 1 where nothing changed, infinite or not */
-    for (int r = 0; r < R; r++) {
-        m[r] = new[r];
-        alpha[r] = shrink[r];
+/* 2^x as exp2_v, but to 2e-4, a tenth of what rounding to BF16 changes. */
+#ifndef ROUND
+#define ROUND(x) ((x) + splat(12582912.0f) - splat(12582912.0f))
+#define SCALE(x, n) ((x) * (vf)(((vi)((n) + splat(12582912.0f)) << 23) + 0x3f800000))
+#endif
+
+INLINE vf exp2_short(vf x) {
+    x = at_least(x, -125.0f);
+    vf n = ROUND(x), r = x - n;
+    vf p = splat(5.5754650e-2f);
+    p = VFMA(p, r, splat(2.4203533e-1f));
+    p = VFMA(p, r, splat(6.9314718e-1f));
+    p = VFMA(p, r, splat(1.0f));
+    return SCALE(p, n);
+}
+
+/* Keys of row r in this segment. */
+INLINE int32_t keys_of(const attn_rows *x, int32_t r) {
+    const int32_t n = x->n_keys + r / x->per_token;
+    return n < ATTN_SEGMENT ? n : ATTN_SEGMENT;
+}
+
+INLINE void put_weights(const int mode, float *s, int32_t i, vf p) {
+    if (mode == ATTN_BF16) STORE_BF16((uint16_t *)(void *)s + i, p);
+    else store(s + i, p);
+}
+
+/* Greatest scores of all rows before the first weight: each is a long chain, and rows side by side hide it. */
+INLINE void maxima(const attn_rows *x) {
+    for (int32_t r = 0; r < x->n_rows; r++) {
+        const int32_t n = keys_of(x, r), whole = n / VW * VW;
+        const float *s = x->s + (int64_t)r * ATTN_SEGMENT;
+        vf top = splat(-INFINITY), other = top;
+        int32_t i = 0;
+        for (; i + 2 * VW <= whole; i += 2 * VW) {
+            top = VMAX(top, load(s + i));
+            other = VMAX(other, load(s + i + VW));
+        }
+        top = VMAX(top, other);
+        if (i < whole) top = VMAX(top, load(s + i));
+        if (n > whole) top = VMAX(top, select_f((vi)*(const vi_u *)lane_index < splat_i(n - whole), load(s + whole), top));
+        x->o[r * x->ld_o + x->head_dim] = MAX_LANES(top);
     }
 }
 
-/* Scores turned into weights p[R][32], F32 or BF16; updates m and l; alpha[r]: what the sums so far shrink by. */
-INLINE void tile_weights(const int R, const int mode, const attn_rows *x, int32_t r0, int32_t n_valid, vf a[TILE_R][NT],
-                         void *p, float *alpha) {
-    if (n_valid < ATTN_TILE)
-        UNROLL(8)
-        for (int j = 0; j < NT; j++)
-            UNROLL(6)
-            for (int r = 0; r < R; r++) a[r][j] = select_f(valid_lanes(n_valid, j), a[r][j], splat(-INFINITY));
-    tile_maxima(R, x->m + r0, a, alpha);
-    UNROLL(6)
-    for (int r = 0; r < R; r++) {
-        const vf m = splat(x->m[r0 + r]);
-        UNROLL(8)
-        for (int j = 0; j < NT; j++) a[r][j] = exp2_v(a[r][j] - m);
-    }
-    if (n_valid < ATTN_TILE)
-        UNROLL(8)
-        for (int j = 0; j < NT; j++)
-            UNROLL(6)
-            for (int r = 0; r < R; r++) a[r][j] = select_f(valid_lanes(n_valid, j), a[r][j], (vf){0});
-    UNROLL(6)
-    for (int r = 0; r < R; r++) {
-        float *l = x->l + (int64_t)(r0 + r) * ATTN_LANES;
-        const int lane_vecs = ATTN_LANES / VW;
-        UNROLL(8)
-        for (int j = 0; j < NT; j++) {
-            if (mode == ATTN_BF16) STORE_BF16((uint16_t *)p + r * ATTN_TILE + j * VW, a[r][j]);
-            else store((float *)p + r * ATTN_TILE + j * VW, a[r][j]);
+/* Weights in place of scores (BF16: in the first half of their memory), zero for keys that only later rows see. */
+INLINE void weights(const int mode, const attn_rows *x) {
+    const int32_t n_all = keys_of(x, x->n_rows - 1);
+    maxima(x);
+    for (int32_t r = 0; r < x->n_rows; r++) {
+        const int32_t n = keys_of(x, r), whole = n / VW * VW;
+        const vi seen = (vi)*(const vi_u *)lane_index < splat_i(n - whole);
+        float *s = x->s + (int64_t)r * ATTN_SEGMENT, *end = x->o + r * x->ld_o + x->head_dim;
+        vf sum = {0}, m = splat(end[0]);
+        int32_t i = 0;
+        for (; i < whole; i += VW) {
+            const vf p = mode == ATTN_BF16 ? exp2_short(load(s + i) - m) : exp2_v(load(s + i) - m);
+            sum = sum + p;
+            put_weights(mode, s, i, p);
         }
-        for (int i = 0; i < lane_vecs; i++) {
-            vf s = a[r][i];
-            for (int j = i + lane_vecs; j < NT; j += lane_vecs) s = s + a[r][j];
-            store(l + i * VW, VFMA(load(l + i * VW), splat(alpha[r]), s));
+        if (n > whole) {
+            const vf p = select_f(seen, mode == ATTN_BF16 ? exp2_short(load(s + i) - m) : exp2_v(load(s + i) - m), (vf){0});
+            sum = sum + p;
+            put_weights(mode, s, i, p);
+            i += VW;
         }
+        for (; i < n_all; i += VW) put_weights(mode, s, i, (vf){0});
+        end[1] = SUM_LANES(sum);
     }
 }
+
+static void attn_weights_f32(const attn_rows *x) { weights(ATTN_F32, x); }
+static void attn_weights_bf16(const attn_rows *x) { weights(ATTN_BF16, x); }
+
+/* Where a tile's weights lie, in floats: BF16 ones take half. */
+INLINE int32_t weights_at(const int mode, int32_t tile) { return tile * (mode == ATTN_BF16 ? ATTN_TILE / 2 : ATTN_TILE); }
 
 /* One token's (BF16: two tokens') share of p.v. */
-INLINE void add_values(const int R, const int N, const int mode, vf o[TILE_R][PV], const void *v, int64_t at, const void *p,
-                       int64_t t, int32_t mask) {
-    if (mode == ATTN_BF16) {
-        vi pv[TILE_R];
-        for (int r = 0; r < R; r++) pv[r] = splat_i(((const int32_t *)p)[r * (ATTN_TILE / 2) + t]);
-        for (int i = 0; i < N; i++) {
-            vi w = load_i(v, at + i * VW) & mask;
-            for (int r = 0; r < R; r++) o[r][i] = DOT2(o[r][i], w, pv[r]);
-        }
-        return;
-    }
-    vf pv[TILE_R];
-    for (int r = 0; r < R; r++) pv[r] = splat(((const float *)p)[r * ATTN_TILE + t]);
+INLINE void add_values(const int R, const int N, const int mode, vf o[TILE_R][PV], const void *v, int64_t at, const float *p,
+                       int32_t mask) {
+    vi pv[TILE_R];
+    UNROLL(6)
+    for (int r = 0; r < R; r++) pv[r] = splat_i(((const int32_t *)(const void *)p)[r * ATTN_SEGMENT]);
+    UNROLL(4)
     for (int i = 0; i < N; i++) {
-        vf w = mode == ATTN_F16 ? LOAD_F16((const uint16_t *)v + at + i * VW) : load((const float *)v + at + i * VW);
-        for (int r = 0; r < R; r++) o[r][i] = VFMA(w, pv[r], o[r][i]);
+        if (mode == ATTN_BF16) {
+            vi w = load_i(v, at + i * VW) & mask;
+            UNROLL(6)
+            for (int r = 0; r < R; r++) o[r][i] = DOT2(o[r][i], w, pv[r]);
+        } else {
+            vf w = mode == ATTN_F16 ? LOAD_F16((const uint16_t *)v + at + i * VW) : load((const float *)v + at + i * VW);
+            UNROLL(6)
+            for (int r = 0; r < R; r++) o[r][i] = VFMA(w, (vf)pv[r], o[r][i]);
+        }
     }
 }
 
-/* o = o * alpha + p.v for N vectors of dimensions from d0 on; v has rows of ld_v. */
-INLINE void tile_values(const int R, const int N, const int mode, float *out, int64_t ld_o, const void *v, int64_t ld_v, int32_t d0,
-                        int32_t n_valid, const void *p, const float *alpha) {
+/* n tokens of a tile whose rows are ld_v apart; p: the first one's weights. */
+INLINE void tile_values(const int R, const int N, const int mode, vf o[TILE_R][PV], const void *v, int64_t ld_v, int64_t d0,
+                        const float *p, int32_t n) {
+    const int32_t steps = mode == ATTN_BF16 ? n / 2 : n;
+    for (int32_t t = 0; t < steps; t++) add_values(R, N, mode, o, v, t * ld_v + d0, p + t, -1);
+    if (mode == ATTN_BF16 && n % 2) add_values(R, N, mode, o, v, steps * ld_v + d0, p + steps, 0xffff);
+}
+
+/* N vectors of dimensions from d0 on. */
+INLINE void pass_values(const int R, const int N, const int mode, const attn_rows *x, int32_t r0, const void *const *v,
+                        int32_t tile, int32_t n_tiles, int32_t n_keys, int32_t d0) {
     vf o[TILE_R][PV];
-    const int32_t n = mode == ATTN_BF16 ? n_valid / 2 : n_valid;
+    float *out = x->o + r0 * x->ld_o + d0;
+    const float *p = x->s + (int64_t)r0 * ATTN_SEGMENT;
+    UNROLL(6)
     for (int r = 0; r < R; r++)
-        for (int i = 0; i < N; i++) o[r][i] = load(out + r * ld_o + i * VW) * splat(alpha[r]);
-    for (int32_t t = 0; t < n; t++) add_values(R, N, mode, o, v, t * ld_v + d0, p, t, -1);
-    if (mode == ATTN_BF16 && n_valid % 2) add_values(R, N, mode, o, v, n * ld_v + d0, p, n, 0xffff);
+        UNROLL(4)
+        for (int i = 0; i < N; i++) o[r][i] = tile ? load(out + r * x->ld_o + i * VW) : (vf){0};
+    for (int32_t t = tile; t < tile + n_tiles; t++) {
+        const int32_t left = n_keys - t * ATTN_TILE, n = left < ATTN_TILE ? left : ATTN_TILE;
+        tile_values(R, N, mode, o, v[t - tile], x->head_dim, d0, p + weights_at(mode, t), n);
+    }
+    UNROLL(6)
     for (int r = 0; r < R; r++)
-        for (int i = 0; i < N; i++) store(out + r * ld_o + i * VW, o[r][i]);
+        UNROLL(4)
+        for (int i = 0; i < N; i++) store(out + r * x->ld_o + i * VW, o[r][i]);
 }
 
 /* The dimensions that fill no vector: the same through padded copies. */
-INLINE void tile_values_tail(const int R, const int mode, const attn_rows *x, int32_t r0, const void *v, int32_t d0,
-                             int32_t n_valid, const void *p, const float *alpha) {
-    const size_t width = mode == ATTN_F16 ? 2 : 4, n = (size_t)(x->head_dim - d0);
-    const int32_t n_rows = mode == ATTN_BF16 ? (n_valid + 1) / 2 : n_valid;
-    float pad[ATTN_TILE * VW] = {0}, o[TILE_R * VW] = {0}, *out = x->o + r0 * x->ld_o + d0;
-    for (int32_t t = 0; t < n_rows; t++)
-        memcpy((char *)pad + (size_t)t * VW * width, (const char *)v + ((size_t)t * (size_t)x->head_dim + (size_t)d0) * width, n * width);
-    for (int r = 0; r < R; r++) memcpy(o + r * VW, out + r * x->ld_o, n * 4);
-    tile_values(R, 1, mode, o, VW, pad, VW, 0, n_valid, p, alpha);
-    for (int r = 0; r < R; r++) memcpy(out + r * x->ld_o, o + r * VW, n * 4);
-}
-
-INLINE void tile_pass(const int R, const int mode, const attn_rows *x, int32_t r0, const void *k, const void *v, int32_t n_valid) {
-    float p[TILE_R * ATTN_TILE] __attribute__((aligned(64))), alpha[TILE_R];
-    vf a[TILE_R][NT];
-    float *out = x->o + r0 * x->ld_o;
-    int32_t d = 0;
-    tile_dots(R, mode, x, r0, k, a);
-    tile_weights(R, mode, x, r0, n_valid, a, p, alpha);
-    for (; d + PV * VW <= x->head_dim; d += PV * VW) tile_values(R, PV, mode, out + d, x->ld_o, v, x->head_dim, d, n_valid, p, alpha);
-    for (; d + VW <= x->head_dim; d += VW) tile_values(R, 1, mode, out + d, x->ld_o, v, x->head_dim, d, n_valid, p, alpha);
-    if (d < x->head_dim) tile_values_tail(R, mode, x, r0, v, d, n_valid, p, alpha);
-}
-
-INLINE void tile_rows(const int mode, const attn_rows *x, const void *k, const void *v, int32_t n_valid) {
-    for (int32_t r = 0; r < x->n_rows;) {
-        int32_t left = x->n_rows - r;
-        /* 7 and 8 rows as 4 + the rest, not 6 + 1 or 2: a pass with few rows waits on loads. */
-        int32_t take = left <= TILE_R ? left : left < TILE_R + 3 && TILE_R > 4 ? 4 : TILE_R;
-        switch (take) {
-        case 1: tile_pass(1, mode, x, r, k, v, n_valid); break;
-#if TILE_R > 1
-        case 2: tile_pass(2, mode, x, r, k, v, n_valid); break;
-        case 3: tile_pass(3, mode, x, r, k, v, n_valid); break;
-#endif
-#if TILE_R > 3
-        case 4: tile_pass(4, mode, x, r, k, v, n_valid); break;
-        case 5: tile_pass(5, mode, x, r, k, v, n_valid); break;
-        case 6: tile_pass(6, mode, x, r, k, v, n_valid); break;
-#endif
-        default: break;
-        }
-        r += take;
+INLINE void pass_values_tail(const int R, const int mode, const attn_rows *x, int32_t r0, const void *const *v, int32_t tile,
+                             int32_t n_tiles, int32_t n_keys, int32_t d0) {
+    const size_t width = mode == ATTN_F16 ? 2 : 4, n_bytes = (size_t)(x->head_dim - d0) * 4;
+    float *out = x->o + r0 * x->ld_o + d0;
+    vf o[TILE_R][PV];
+    float part[VW] = {0};
+    for (int r = 0; r < R; r++) {
+        if (tile) memcpy(part, out + r * x->ld_o, n_bytes);
+        o[r][0] = load(part);
+    }
+    for (int32_t t = tile; t < tile + n_tiles; t++) {
+        const int32_t left = n_keys - t * ATTN_TILE, n = left < ATTN_TILE ? left : ATTN_TILE;
+        const int32_t n_rows = mode == ATTN_BF16 ? (n + 1) / 2 : n;
+        float pad[ATTN_TILE * VW] = {0};
+        for (int32_t i = 0; i < n_rows; i++)
+            memcpy((char *)pad + (size_t)i * VW * width,
+                   (const char *)v[t - tile] + ((size_t)i * (size_t)x->head_dim + (size_t)d0) * width, n_bytes / 4 * width);
+        tile_values(R, 1, mode, o, pad, VW, 0, x->s + (int64_t)r0 * ATTN_SEGMENT + weights_at(mode, t), n);
+    }
+    for (int r = 0; r < R; r++) {
+        store(part, o[r][0]);
+        memcpy(out + r * x->ld_o, part, n_bytes);
     }
 }
 
-static void attn_tile_f32(const attn_rows *x, const void *k, const void *v, int32_t n_valid) { tile_rows(ATTN_F32, x, k, v, n_valid); }
-static void attn_tile_f16(const attn_rows *x, const void *k, const void *v, int32_t n_valid) { tile_rows(ATTN_F16, x, k, v, n_valid); }
-static void attn_tile_bf16(const attn_rows *x, const void *k, const void *v, int32_t n_valid) { tile_rows(ATTN_BF16, x, k, v, n_valid); }
+INLINE void values(const int mode, const attn_rows *x, const void *const *v, int32_t tile, int32_t n_tiles) {
+    const int32_t n_keys = keys_of(x, x->n_rows - 1);
+    for (int32_t r = 0, n; r < x->n_rows; r += n) {
+        int32_t d = 0;
+        n = pass_rows(x->n_rows - r);
+#define WIDE(R) pass_values(R, PV, mode, x, r, v, tile, n_tiles, n_keys, d);
+#define NARROW(R) pass_values(R, 1, mode, x, r, v, tile, n_tiles, n_keys, d);
+#define TAIL(R) pass_values_tail(R, mode, x, r, v, tile, n_tiles, n_keys, d);
+        for (; d + PV * VW <= x->head_dim; d += PV * VW) PASS(n, WIDE)
+        for (; d + VW <= x->head_dim; d += VW) PASS(n, NARROW)
+        if (d < x->head_dim) PASS(n, TAIL)
+    }
+#undef WIDE
+#undef NARROW
+#undef TAIL
+}
+
+#define STAGE(name, mode) \
+    static void name(const attn_rows *x, const void *const *v, int32_t tile, int32_t n) { values(mode, x, v, tile, n); }
+STAGE(attn_values_f32, ATTN_F32)
+STAGE(attn_values_f16, ATTN_F16)
+STAGE(attn_values_bf16, ATTN_BF16)
+#undef STAGE
 
 static void attn_join(float *total, const float *part, int32_t head_dim) {
     float m = total[head_dim], m_part = part[head_dim], m_new = m_part > m ? m_part : m;

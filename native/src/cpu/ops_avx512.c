@@ -9,6 +9,9 @@
 #define VMAX(a, b) ((vf)_mm512_max_ps((__m512)(a), (__m512)(b)))
 #define VMIN(a, b) ((vf)_mm512_min_ps((__m512)(a), (__m512)(b)))
 #define MAX_LANES(v) _mm512_reduce_max_ps((__m512)(v))
+#define ROUND(x) ((vf)_mm512_roundscale_ps((__m512)(x), 0))
+#define SCALE(x, n) ((vf)_mm512_scalef_ps((__m512)(x), (__m512)(n)))
+#define SUM_LANES(v) _mm512_reduce_add_ps((__m512)(v))
 #define LOAD_F16(p) ((vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(p))))
 #define STORE_F16(p, v) \
     _mm256_storeu_si256((__m256i *)(void *)(p), _mm512_cvtps_ph((__m512)(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))

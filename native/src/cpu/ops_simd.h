@@ -3,7 +3,8 @@
  *   TILE_R   query rows that one pass over a tile holds in registers
  *   OPS_NAME the table's name, OPS_TABLE its symbol
  *   VFMA(a, b, c), VMAX(a, b), VMIN(a, b) (b where either is NaN, as maxps), MAX_LANES(v), LOAD_F16(p), STORE_F16(p, v),
- *   LOAD_I8(p), STORE_BF16(p, v) where there is better than what stands here, and DOT2(acc, pairs, q) where the machine multiplies pairs of BF16
+ *   and where there is better than what stands here or in attn_simd.h: LOAD_I8(p), STORE_BF16(p, v), SUM_LANES(v),
+ *   DOT2(acc, pairs, q) (a sum of products of pairs of BF16), ROUND(x) (to nearest even) with SCALE(x, n) (x * 2^n)
  * defined by the includer after `vf`, i.e. as macros. GCC/Clang vector extensions do the rest.
  */
 #include <math.h>
@@ -48,6 +49,7 @@ INLINE void store_bf16(uint16_t *p, vf v) {
 
 static const int32_t lane_index[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
+#ifndef SUM_LANES
 INLINE float sum_lanes(vf v) {
     float a[VW];
     store(a, v);
@@ -55,6 +57,8 @@ INLINE float sum_lanes(vf v) {
         for (int32_t i = 0; i < w; i++) a[i] += a[i + w];
     return a[0];
 }
+#define SUM_LANES(v) sum_lanes(v)
+#endif
 
 /* 2^x, relative error below 2e-7: x = n + r, |r| <= 1/2, Taylor's polynomial of degree 6 in r ln 2. Adding 1.5 * 2^23 rounds to
  * the integer n and leaves it in the low bits. Never below 2^-125; exactly 1 at 0. */
@@ -83,7 +87,7 @@ static void rms_norm(float *out, const float *x, const float *w, int32_t n, floa
             acc[j] = VFMA(v, v, acc[j]);
         }
     for (; i < n; i++) tail += x[i] * x[i];
-    float sum = sum_lanes((acc[0] + acc[1]) + (acc[2] + acc[3])) + tail;
+    float sum = SUM_LANES((acc[0] + acc[1]) + (acc[2] + acc[3])) + tail;
     float scale = 1.0f / sqrtf(sum / (float)n + eps);
     vf s = splat(scale);
     for (i = 0; i + VW <= n; i += VW) store(out + i, load(x + i) * s * load(w + i));
@@ -195,8 +199,13 @@ const ops OPS_TABLE = {
     .f32_from_f16 = f32_from_f16,
     .f32_from_i8 = f32_from_i8,
     .bf16_from_f32 = bf16_from_f32,
-    .attn_tile_f32 = attn_tile_f32,
-    .attn_tile_f16 = attn_tile_f16,
-    .attn_tile_bf16 = attn_tile_bf16,
+    .attn_scores_f32 = attn_scores_f32,
+    .attn_scores_f16 = attn_scores_f16,
+    .attn_scores_bf16 = attn_scores_bf16,
+    .attn_weights_f32 = attn_weights_f32,
+    .attn_weights_bf16 = attn_weights_bf16,
+    .attn_values_f32 = attn_values_f32,
+    .attn_values_f16 = attn_values_f16,
+    .attn_values_bf16 = attn_values_bf16,
     .attn_join = attn_join,
 };
