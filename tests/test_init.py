@@ -22,8 +22,8 @@ SHELL = {p: first for p in sorted([*ROOT.glob("scripts/*"), *INIT.iterdir(), *RO
     first := p.read_bytes().partition(b"\n")[0]) and first.startswith(b"#!")}      # path -> first line
 
 
-def run(*command: object, **options) -> subprocess.CompletedProcess:
-    return subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=120, **options)
+def run(*command: object, timeout: float = 120, **options) -> subprocess.CompletedProcess:
+    return subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=timeout, **options)
 
 
 def unit(tmp_path: Path, name: str) -> Path:
@@ -139,7 +139,7 @@ def zipapp() -> Path:
 @pytest.mark.parametrize("init,program", [("sysv", "su"), ("openrc", "supervise-daemon"), ("systemd", "/usr/lib/systemd/systemd")])
 def test_installed_and_run_by_the_init_system(tmp_path: Path, zipapp: Path, tiny, init: str, program: str) -> None:
     """The whole life under the real thing, on a throw-away copy of this machine's root: tests/init/cycle."""
-    for needed in (program, "unshare", "pivot_root", "ip", "curl", "logrotate", "useradd"):
+    for needed in (program, "unshare", "setpriv", "pivot_root", "ip", "curl", "logrotate", "useradd"):
         if not shutil.which(needed):
             pytest.skip(f"no {needed}")
     source = tmp_path / "source"
@@ -150,7 +150,7 @@ def test_installed_and_run_by_the_init_system(tmp_path: Path, zipapp: Path, tiny
     for name in ("cycle", "boot"):
         shutil.copy(ROOT / "tests/init" / name, tmp_path)
     command = ["/srv/boot", "/srv/cycle", init] if init == "systemd" else ["/srv/cycle", init]
-    done = run(ROOT / "tests/init/box", tmp_path, *command)
+    done = run(ROOT / "tests/init/box", tmp_path, *command, timeout=600)
     if done.returncode == 77:
         pytest.skip(f"no box can be made here: {done.stderr.strip()[-200:]}")
     assert f"cycle: {init} is fine" in done.stdout, done.stdout + done.stderr
