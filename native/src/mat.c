@@ -227,7 +227,7 @@ typedef struct mul_job {
     const float *bias[MAT_MAX_TOGETHER];
     int64_t n_units[MAT_MAX_TOGETHER]; /* of a panel: divided once a stage, not once a panel */
     int32_t first_group[MAT_MAX_TOGETHER + 1];
-    int32_t group;      /* panels of a group */
+    int32_t group;      /* panels of an item */
     int32_t n_cuts;     /* runs of tiles */
 } mul_job;
 
@@ -256,9 +256,9 @@ static void add_bias(const float *bias, float *c, int64_t ld, int32_t n_tokens, 
 
 /* The buffers of one thread's chunk: an expanded and, for matrices kept as in the file, a packed one. */
 typedef struct chunk_room {
-    _Alignas(64) uint8_t w[MAT_GROUP][MAT_CHUNK * MAT_LANES];
-    _Alignas(64) float scales[MAT_GROUP][MAT_CHUNK / 32 * 4 * MAT_LANES];
-    _Alignas(64) uint8_t packed[MAT_GROUP][MAT_CHUNK * MAT_LANES * 2];
+    _Alignas(64) uint8_t w[MAT_WIDE][MAT_CHUNK * MAT_LANES];
+    _Alignas(64) float scales[MAT_PAIR][MAT_CHUNK / 32 * 4 * MAT_LANES];
+    _Alignas(64) uint8_t packed[MAT_WIDE][MAT_CHUNK * MAT_LANES * 2];
 } chunk_room;
 
 /* Panels p0 .. p0+n-1 over values k0 .. k0+n_k-1, ready for tile(). */
@@ -278,7 +278,8 @@ static mat_part chunk_of(const mat *w, const mat_layout_info *l, int64_t p0, int
     }
     if (expands) {
         for (int32_t i = 0; i < n; i++)
-            mat_kernels_now()->expand(w->type, part.w + (size_t)i * part.step, n_units, room->w[i], room->scales[i]);
+            mat_kernels_now()->expand(w->type, part.w + (size_t)i * part.step, n_units, room->w[i],
+                                      l->class < MAT_PAIRS ? room->scales[i] : NULL);
         part.w = room->w[0];
         part.step = sizeof room->w[0];
         part.scales = room->scales[0];
@@ -321,7 +322,9 @@ static int64_t chunk_values(const mul_job *job, const mat *w, const mat_layout_i
 {
     if (w->layout == MAT_PANELS && (w->type == MAT_F32 || w->type == MAT_BF16) && job->a->n_tiles == 1)
         return INT64_MAX;
-    return l->class == MAT_FLOATS || job->a->n_rows <= MAT_FEW ? MAT_CHUNK_FEW : MAT_CHUNK;
+    if (l->class == MAT_FLOATS || job->a->n_rows <= MAT_FEW)
+        return MAT_CHUNK_FEW;
+    return l->class == MAT_PAIRS ? MAT_CHUNK_PAIRS : MAT_CHUNK;
 }
 
 static void mul_panels(const mul_job *job, int32_t i, int64_t p0, int32_t n, int32_t tile0, int32_t tile1, const mul_out *out)
@@ -330,17 +333,20 @@ static void mul_panels(const mul_job *job, int32_t i, int64_t p0, int32_t n, int
     const mat_layout_info *l = job->l[i];
     const mat_act *a = job->a;
     const int64_t all = a->n_blocks * 32, step = chunk_values(job, w, l);
+    const int32_t wide = l->class < MAT_PAIRS ? MAT_PAIR : MAT_WIDE;
     chunk_room room;
     for (int64_t k0 = 0; k0 < all;) {
         const int64_t n_k = all - k0 < step ? all - k0 : step;
-        mat_part part = chunk_of(w, l, p0, n, k0, n_k, &room);
-        part.ld = out->ld;
-        for (int32_t tile = tile0; tile < tile1; tile++) {
-            const mat_tile x = tile_at(a, l, tile, k0);
-            part.c = out->y + (int64_t)(tile - tile0) * a->nt * out->ld;
-            mat_kernels_now()->tile(w->type, &part, &x);
-            if (out->bias && k0 + n_k == all)
-                add_bias(out->bias, part.c, out->ld, x.n_valid, n * MAT_LANES);
+        for (int32_t from = 0; from < n; from += wide) {
+            mat_part part = chunk_of(w, l, p0 + from, n - from < wide ? n - from : wide, k0, n_k, &room);
+            part.ld = out->ld;
+            for (int32_t tile = tile0; tile < tile1; tile++) {
+                const mat_tile x = tile_at(a, l, tile, k0);
+                part.c = out->y + (int64_t)(tile - tile0) * a->nt * out->ld + from * MAT_LANES;
+                mat_kernels_now()->tile(w->type, &part, &x);
+                if (out->bias && k0 + n_k == all)
+                    add_bias(out->bias + from * MAT_LANES, part.c, out->ld, x.n_valid, part.n_panels * MAT_LANES);
+            }
         }
         k0 += n_k;
     }
@@ -400,6 +406,13 @@ static void mul_some(pool *p, const mat *const *w, int32_t n_w, const mat_act *a
     enum { GRAIN_BYTES = 16384, CUT_TILES = 16 };
     mul_job job = {.a = a, .n_w = n_w, .group = a->n_rows > MAT_FEW ? MAT_GROUP : 1, .n_cuts = 1};
     size_t bytes = 0;
+    int64_t all_panels = 0;
+    for (int32_t i = 0; i < n_w; i++)
+        all_panels += (w[i]->n_out + MAT_LANES - 1) / MAT_LANES;
+    if (a->n_rows > MAT_FEW && (a->kinds & (MAT_ACT_BF16 | MAT_ACT_F32)) == 0)
+        job.group = MAT_PAIR; /* int8 activations are short: what more panels at once gain, their results' hops lose */
+    while (job.group > MAT_WIDE && all_panels < 8 * (int64_t)job.group * pool_threads(p))
+        job.group /= 2;
     for (int32_t i = 0; i < n_w; i++) {
         job.w[i] = w[i];
         job.l[i] = mat_layout_of(w[i]->type);

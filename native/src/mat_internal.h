@@ -35,9 +35,12 @@ enum {
     MAT_TILE = 6,         /* tokens of a tile when there are many */
     MAT_TILE_MAX = 12,    /* most tokens of a tile: up to so many rows are one tile, up to 16 are two */
     MAT_CHUNK = 1024,     /* values expanded at once; a multiple of every unit */
+    MAT_CHUNK_PAIRS = 512, /* the same for BF16, whose values are twice as long */
     MAT_CHUNK_FEW = 256,  /* the same for few rows and where a value expands to 4 bytes */
     MAT_FEW = 16,         /* up to so many rows, panels are taken one by one as memory delivers them */
-    MAT_GROUP = 2         /* panels that share a pass over the activations */
+    MAT_WIDE = 4,         /* panels of a tile for many rows of BF16, F16 and F32; else MAT_PAIR */
+    MAT_PAIR = 2,
+    MAT_GROUP = 16        /* most panels that share a stretch of the activations while it lies in L2 */
 };
 
 enum mat_class { MAT_S32, MAT_SM32, MAT_S16, MAT_SM16, MAT_PAIRS, MAT_FLOATS, MAT_N_CLASSES };

@@ -1,16 +1,24 @@
-/* tiles_avx512.c: register tiles of 1 x nt and 2 x 6 (panels x tokens) over expanded panels, BF16 pairs and F32 values. One
- * instance per class and width: accumulators must be registers, so every size is a constant. */
+/* tiles_avx512.c: register tiles of 1 x nt and 2 x 6 (panels x tokens) over expanded panels, BF16 pairs and F32 values; of the
+ * latter two also 4 x 6, whose chains are long and need to be many. One instance per class and width: accumulators must be
+ * registers, so every size is a constant. */
 #include "tiles_avx512.h"
 
 #include "avx512.h"
 
 INLINE void load_acc(const mat_part *p, const mat_tile *x, const int n_p, const int nt, vf *acc)
 {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int r = 0; r < n_p; r++)
 #pragma GCC unroll 12
         for (int t = 0; t < nt; t++)
             acc[r * nt + t] = p->first || t >= x->n_valid ? _mm512_setzero_ps() : _mm512_loadu_ps(p->c + t * p->ld + r * MAT_LANES);
+    if (n_p == 1)
+        return;
+#pragma GCC unroll 12
+    for (int t = 0; t < nt; t++) /* the next tile's, a row's width apart: often out of L2 */
+#pragma GCC unroll 4
+        for (int r = 0; r < n_p; r++)
+            _mm_prefetch((const char *)(p->c + (nt + t) * p->ld + r * MAT_LANES), _MM_HINT_T0);
 }
 
 INLINE void store_acc(const mat_part *p, const mat_tile *x, const int n_p, const int nt, const vf *acc)
@@ -19,7 +27,7 @@ INLINE void store_acc(const mat_part *p, const mat_tile *x, const int n_p, const
     for (int t = 0; t < nt; t++) {
         if (t >= x->n_valid)
             return;
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int r = 0; r < n_p; r++)
             _mm512_storeu_ps(p->c + t * p->ld + r * MAT_LANES, acc[r * nt + t]);
     }
@@ -36,7 +44,7 @@ INLINE void blocks(const int class, const int n_p, const int nt, const mat_part 
     for (int64_t b = p->n_values / 32; b > 0; b--) {
         vi codes[16];
         vf s[8];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int r = 0; r < n_p; r++) {
 #pragma GCC unroll 8
             for (int g = 0; g < 8; g++)
@@ -65,14 +73,14 @@ INLINE void floats(const int n_p, const int nt, const mat_part *p, const mat_til
     load_acc(p, x, n_p, nt, acc);
     for (int64_t k = p->n_values; k > 0; k--, w += 64, v += nt) {
         ask_ahead(ahead, nt <= 4, w, 64);
-        vf a[2];
-#pragma GCC unroll 2
+        vf a[4];
+#pragma GCC unroll 4
         for (int r = 0; r < n_p; r++)
             a[r] = _mm512_load_ps(w + (size_t)r * p->step);
 #pragma GCC unroll 12
         for (int t = 0; t < nt; t++) {
             const vf b = all_f(v + t);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int r = 0; r < n_p; r++)
                 acc[r * nt + t] = _mm512_fmadd_ps(a[r], b, acc[r * nt + t]);
         }
@@ -90,14 +98,14 @@ INLINE void pairs(const bool has_dot, const int n_p, const int nt, const mat_par
     load_acc(p, x, n_p, nt, acc);
     for (int64_t k = p->n_values / 2; k > 0; k--, w += 64, v += 4 * nt) {
         ask_ahead(ahead, nt <= 4, w, 64);
-        vi a[2];
-#pragma GCC unroll 2
+        vi a[4];
+#pragma GCC unroll 4
         for (int r = 0; r < n_p; r++)
             a[r] = load_i(w + (size_t)r * p->step);
 #pragma GCC unroll 12
         for (int t = 0; t < nt; t++) {
             const vi b = all_i(v + 4 * t);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int r = 0; r < n_p; r++) {
                 vf s = acc[r * nt + t];
                 if (has_dot) {
@@ -117,36 +125,36 @@ INLINE void pairs(const bool has_dot, const int n_p, const int nt, const mat_par
 
 #define WIDTHS(X) X(1, 1) X(1, 2) X(1, 3) X(1, 4) X(1, 6) X(1, 8) X(1, 10) X(1, 12) X(2, 6)
 
+#define FLOATS(n_p, nt) \
+    static void pairs_##n_p##_##nt(const mat_part *p, const mat_tile *x) { pairs(true, n_p, nt, p, x); } \
+    static void floats_##n_p##_##nt(const mat_part *p, const mat_tile *x) { floats(n_p, nt, p, x); } \
+    static void plain_##n_p##_##nt(const mat_part *p, const mat_tile *x) { pairs(false, n_p, nt, p, x); }
 #define INSTANCES(n_p, nt) \
     static void s32_##n_p##_##nt(const mat_part *p, const mat_tile *x) { blocks(MAT_S32, n_p, nt, p, x); } \
     static void sm32_##n_p##_##nt(const mat_part *p, const mat_tile *x) { blocks(MAT_SM32, n_p, nt, p, x); } \
     static void s16_##n_p##_##nt(const mat_part *p, const mat_tile *x) { blocks(MAT_S16, n_p, nt, p, x); } \
     static void sm16_##n_p##_##nt(const mat_part *p, const mat_tile *x) { blocks(MAT_SM16, n_p, nt, p, x); } \
-    static void pairs_##n_p##_##nt(const mat_part *p, const mat_tile *x) { pairs(true, n_p, nt, p, x); } \
-    static void floats_##n_p##_##nt(const mat_part *p, const mat_tile *x) { floats(n_p, nt, p, x); } \
-    static void plain_##n_p##_##nt(const mat_part *p, const mat_tile *x) { pairs(false, n_p, nt, p, x); }
+    FLOATS(n_p, nt)
 WIDTHS(INSTANCES)
+FLOATS(4, 6)
 
 enum { PLAIN_PAIRS = MAT_N_CLASSES };
 typedef void (*tile_fn)(const mat_part *, const mat_tile *);
 
 #define ROW(n_p, nt) {s32_##n_p##_##nt, sm32_##n_p##_##nt, s16_##n_p##_##nt, sm16_##n_p##_##nt, pairs_##n_p##_##nt, floats_##n_p##_##nt, plain_##n_p##_##nt},
-static const tile_fn tiles[][MAT_N_CLASSES + 1] = {WIDTHS(ROW)}; /* in order of WIDTHS: 1 .. 4, 6 .. 12 by two, 2 panels */
+static const tile_fn tiles[][MAT_N_CLASSES + 1] = { /* in order of WIDTHS: 1 .. 4, 6 .. 12 by two, 2 panels, 4 */
+    WIDTHS(ROW) {NULL, NULL, NULL, NULL, pairs_4_6, floats_4_6, plain_4_6}};
 
 void tile_avx512(int32_t type, const mat_part *part, const mat_tile *x)
 {
     const int32_t class = mat_layout_of(type)->class;
     const int32_t kind = class == MAT_PAIRS && !__builtin_cpu_supports("avx512bf16") ? PLAIN_PAIRS : class;
-    if (part->n_panels == 2 && x->nt == MAT_TILE) {
-        tiles[8][kind](part, x);
-        return;
-    }
-    mat_part one = *part;
-    one.n_panels = 1;
-    for (int32_t r = 0; r < part->n_panels; r++) {
-        tiles[x->nt <= 4 ? x->nt - 1 : x->nt / 2 + 1][kind](&one, x);
-        one.w += part->step;
-        one.scales += part->scale_step;
-        one.c += MAT_LANES;
+    mat_part p = *part;
+    for (int32_t left = part->n_panels, n; left > 0; left -= n) {
+        n = x->nt != MAT_TILE || left == 1 ? 1 : left >= MAT_WIDE && class >= MAT_PAIRS ? MAT_WIDE : 2;
+        tiles[n == MAT_WIDE ? 9 : n == 2 ? 8 : x->nt <= 4 ? x->nt - 1 : x->nt / 2 + 1][kind](&p, x);
+        p.w += (size_t)n * part->step;
+        p.scales += (size_t)n * part->scale_step;
+        p.c += n * MAT_LANES;
     }
 }
