@@ -92,7 +92,7 @@ OPTIONS: tuple[Option, ...] = (
            reload=True),
     Option("step_ms", "int", None, "longest step while a stream is being read: bounds how many prompt tokens a step takes",
            minimum=5, maximum=10_000, metavar="MS", unset=True,
-           shown="about twice a step without a prompt, so that no stream's gap exceeds 3 times its pace"),
+           shown="twice a step without a prompt, 20 at least, so that no stream's gap exceeds 3 times its pace"),
     Option("speculate", "bool", True, "guess tokens from the sequence's own text and verify several in one step; the answer is "
            "the same", "Model"),
     Option("kv_cache_dir", "path", None, "folder where known prompts survive restarts", "Cache", metavar="DIR", unset=True,

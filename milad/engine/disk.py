@@ -9,8 +9,11 @@ Rules
   truncated or somebody else's is a miss with one log line, never an error. Files are written beside and renamed into place, so
   kill -9 leaves whole files or a .tmp; after a power cut the checksum decides. sha256: with the CPU's own instructions
   it is three times as fast as blake2b (1.17 against 0.36 GB/s here).
-- Blocks are copied out of the arena when the engine is idle, when one is evicted, and at the end; a thread writes them, another
-  reads. What does not fit the writer's queue in time is not written: the cache is a convenience.
+- Blocks are copied out of the arena when the engine is idle, when one is evicted, and at the end; a thread writes them, others
+  read. What does not fit the writer's queue in time is not written: the cache is a convenience.
+- The writer works while the engine is idle. A step is cut into hundreds of stages that all cores finish together: whoever takes
+  one of them for a moment stops all. So while steps run it writes between them, the engine waiting, and only what can't wait:
+  copies that fill half of the queue, blocks that have seen no idle moment for AGE_S; for SHARE of the time at most.
 - No room, no rights: one log line, and no writes for PAUSE_S. Above max_bytes the longest unused files go (mtime is set on
   reading). Several daemons may share DIR: names are content, and a file that vanishes is a miss.
 - Files hold what people asked: folders are 0700, files 0600.
@@ -40,6 +43,11 @@ _NAME = re.compile(r"[0-9a-f]{32}\.kv")
 _FOLDER = re.compile(r"[0-9a-f]{16}-[A-Za-z0-9_.+-]+")
 QUEUE_BYTES = 16 << 20      # copied out, waiting for the writer: memory is the model's
 AHEAD_BYTES = 16 << 20      # read, waiting for the engine
+AGE_S = 10.0                # kill -9 costs no more than the blocks of so long, and what fits half of the queue
+SHARE = 0.05
+WINDOW_S = 0.02             # longest wait of the engine for the writer
+WARM_BYTES = 256 << 20
+READERS = 2                 # the checksum takes as long as reading from memory
 IDLE_S = 0.002              # of copying before the engine looks whether somebody came
 PAUSE_S = 60.0
 STALE_S = 600.0             # age of a .tmp that nobody is writing any more
@@ -48,7 +56,7 @@ PRUNE_TO = 0.9              # of max_bytes
 
 
 class Ticket:
-    """A run of blocks on its way from the disk: the reader appends payloads in order, the engine takes them."""
+    """A run of blocks on its way from the disk: the readers append payloads in order, the engine takes them."""
 
     def __init__(self, keys: list[bytes], parents: list[bytes], datas: list[bytes]) -> None:
         self.keys = keys
@@ -56,6 +64,8 @@ class Ticket:
         self.datas = datas                  # tokens of each block
         self.loaded: deque[memoryview] = deque()
         self.n_taken = 0
+        self.n_begun = self.n_landed = 0    # blocks that a reader has taken on, that were appended
+        self.early: dict[int, memoryview | None] = {}       # read before those in front of them; None: a miss
         self.done = False                   # no more payloads will come
         self.cancelled = False
 
@@ -82,6 +92,10 @@ class Disk:
         self._n_queued = 0                  # bytes in _writes and in the writer's hands
         self._reads: deque[Ticket] = deque()
         self._paused_until = 0.0
+        self._idle_at = clock()             # when the engine was last idle
+        self._window_at = 0.0               # when the writer's last turn between steps ended
+        self._step_at = 0.0                 # when the last step was planned
+        self._open_until = float("inf")     # the writer may begin a file until then
         self._closing = False
         self._threads: list[threading.Thread] = []
 
@@ -90,9 +104,30 @@ class Disk:
     def attach(self, blocks: Blocks, context: Context) -> None:
         """The arena whose blocks are kept; called again when the engine starts with empty books."""
         self._pending.clear()
+        if self._context is None:
+            self._warm(context)
         self._blocks, self._context = blocks, context
         blocks.on_full = self._on_full
         blocks.on_evict = self._on_evict
+
+    def _warm(self, context: Context) -> None:
+        """Touches as much of the arena as there is to be read: the first memory of a process comes slowly, above all to a
+        virtual machine (0.5 s for 150 MB), and whoever comes back after a restart waits for it."""
+        try:
+            n = min(len(os.listdir(self.folder)), WARM_BYTES // self._block_bytes, context.n_blocks)
+        except OSError:
+            return
+        empty = bytes(self._block_bytes)
+
+        def touch(first: int, end: int) -> None:
+            for block in range(first, end):
+                context.kv_write(block, empty)
+
+        threads = [threading.Thread(target=touch, args=(n * i // READERS, n * (i + 1) // READERS)) for i in range(READERS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
     def _on_full(self, block: int, key: bytes, parent: bytes, data: bytes) -> None:
         self._pending[key] = block, parent, data
@@ -103,13 +138,43 @@ class Disk:
 
     def idle(self) -> bool:
         """Copies blocks out for a moment. True: there is more to do right now."""
-        end = self._clock() + IDLE_S
+        now = self._idle_at = self._clock()
+        end = now + IDLE_S
+        if self._open_until != float("inf"):
+            with self._lock:
+                self._open_until = float("inf")
+                self._lock.notify_all()
         while self._pending and self._has_room():
             key, (block, parent, data) = self._pending.popitem(last=False)
             self._copy_out(block, key, parent, data)
             if self._clock() >= end:
                 return bool(self._pending) and self._has_room()
         return False
+
+    def busy(self) -> None:
+        """A step is about to run: the writer waits, or has its turn first."""
+        now = self._clock()
+        length_s, self._step_at = now - self._step_at, now
+        self._open_until = 0.0
+        old = now - self._idle_at > AGE_S
+        if not (old and self._pending or self._n_queued > QUEUE_BYTES // 2 or old and self._n_queued):
+            return
+        room_s = min(SHARE * (now - max(self._window_at, self._idle_at)), max(length_s / 2, IDLE_S), WINDOW_S)
+        if room_s < IDLE_S:
+            return
+        end = now + room_s
+        with self._lock:
+            self._open_until = end
+            while (left := end - self._clock()) > 0:
+                if old and self._pending and self._has_room():
+                    key, (block, parent, data) = self._pending.popitem(last=False)
+                    self._copy_out(block, key, parent, data)
+                elif not self._n_queued:
+                    break
+                self._lock.notify_all()
+                self._lock.wait(left)
+            self._open_until = 0.0
+        self._window_at = self._clock()
 
     def _has_room(self) -> bool:
         return self._n_queued + self._block_bytes <= QUEUE_BYTES or not self._n_queued
@@ -139,7 +204,8 @@ class Disk:
         ticket = Ticket(keys, parents, datas)
         with self._lock:
             self._reads.append(ticket)
-            self._start("milad-kv-read", self._read_loop)
+            for i in range(READERS):
+                self._start(f"milad-kv-read-{i}", self._read_loop)
             self._lock.notify_all()
         return ticket
 
@@ -154,6 +220,9 @@ class Disk:
     def close(self) -> None:
         """Writes what is waiting, for at most CLOSE_S."""
         end = self._clock() + CLOSE_S
+        with self._lock:
+            self._open_until = float("inf")
+            self._lock.notify_all()
         while self._pending and self._clock() < end:
             if self._clock() < self._paused_until:
                 break
@@ -196,7 +265,7 @@ class Disk:
         since_count = self._count()
         while True:
             with self._lock:
-                while not self._writes:
+                while not self._writes or self._clock() >= self._open_until:
                     if self._closing:
                         return
                     self._lock.wait()
@@ -251,25 +320,47 @@ class Disk:
     def _read_loop(self) -> None:
         while True:
             with self._lock:
-                while not self._reads:
+                while (begun := self._next_read()) is None:
                     if self._closing:
                         return
                     self._lock.wait()
-                ticket = self._reads.popleft()
+            ticket, i = begun
+            payload = None
             try:
-                for i, key in enumerate(ticket.keys):
-                    with self._lock:
-                        while len(ticket.loaded) * self._block_bytes > AHEAD_BYTES and not (ticket.cancelled or self._closing):
-                            self._lock.wait()
-                    payload = None if ticket.cancelled or self._closing else self._read(key, ticket.parents[i], ticket.datas[i])
-                    if payload is None:
-                        break
-                    ticket.loaded.append(payload)
-                    self.n_read += 1
-                    self._wake()
+                payload = self._read(ticket.keys[i], ticket.parents[i], ticket.datas[i])
             finally:
-                ticket.done = True
+                with self._lock:
+                    self._landed(ticket, i, payload)
                 self._wake()
+
+    def _next_read(self) -> tuple[Ticket, int] | None:
+        """The block to read next; tickets that need no more leave. Under the lock."""
+        while self._reads:
+            ticket = self._reads[0]
+            if ticket.cancelled or self._closing or ticket.done:
+                ticket.done = True
+            elif ticket.n_begun < len(ticket.keys):
+                if (ticket.n_begun - ticket.n_taken) * self._block_bytes > AHEAD_BYTES:
+                    return None
+                ticket.n_begun += 1
+                return ticket, ticket.n_begun - 1
+            self._reads.popleft()
+        return None
+
+    def _landed(self, ticket: Ticket, i: int, payload: memoryview | None) -> None:
+        """Hands on what came in the order of the run, up to the first miss. Under the lock."""
+        ticket.early[i] = payload
+        while not (ticket.done or ticket.cancelled) and ticket.n_landed in ticket.early:
+            payload = ticket.early.pop(ticket.n_landed)
+            if payload is None:
+                ticket.done = True
+                break
+            ticket.loaded.append(payload)
+            ticket.n_landed += 1
+            self.n_read += 1
+        if ticket.n_landed == len(ticket.keys):
+            ticket.done = True
+        self._lock.notify_all()
 
     def _read(self, key: bytes, parent: bytes, data: bytes) -> memoryview | None:
         """A block's payload if the file is what its name says; None: a miss."""

@@ -48,7 +48,7 @@ class Fetches:
         """Whether seq need not wait (any longer) for the disk; starts reading where there is something and a place."""
         fetch = self._fetches.get(seq)
         if fetch is not None:
-            return fetch.ticket.done and not fetch.ticket.loaded
+            return fetch.ticket.cancelled or fetch.ticket.done and not fetch.ticket.loaded
         if seq.fetched or seq.scoring or not seq.keys:
             return True
         if not may_start:               # the free places are promised to those that are being fetched for
@@ -96,7 +96,7 @@ class Fetches:
                 fetch.held.append(self._blocks.register(block, ticket.parents[i], ticket.datas[i], ticket.keys[i]))
                 self._unlist(seq, ticket.keys[i:i + 1])
                 room -= 1
-            if ticket.done and not ticket.loaded:
+            if ticket.cancelled or ticket.done and not ticket.loaded:
                 self._unlist(seq, ticket.keys)
 
     def drop(self, seq: Sequence) -> None:

@@ -64,6 +64,7 @@ class Scheduler:
         self.n_prefilled = self.n_generated = self.n_drafted = self.n_accepted = 0
         self._token_bytes = token_bytes
         self._speculate = speculate
+        self._tier = tier
         self._on_end = on_end
         self._touched: list[Sequence] = []
         self._n_added = 0
@@ -139,13 +140,15 @@ class Scheduler:
         for seq in decoding:            # preemption takes idle ones and the youngest: never one that is planned already
             if seq.state == ACTIVE and plan.n_decode + plan.n_drafts < self.max_rows:
                 self._plan_decode(plan, rows, seq, len(decoding))
-        room = self.pace.rows(plan.n_decode, self.max_rows - plan.n_decode - plan.n_drafts)
         prefilling = [s for s in prefilling if s.state == ACTIVE]
+        room = self.max_rows - plan.n_decode - plan.n_drafts
         if prefilling and room > 0:
             self._plan_prefill(plan, rows, prefilling, room)
         if not plan.parts:
             return None
         plan.batch.rows = array("i", rows)
+        if self._tier is not None:
+            self._tier.busy()
         return plan
 
     def _plan_decode(self, plan: Plan, rows: list[int], seq: Sequence, n_decoding: int) -> None:
@@ -220,6 +223,7 @@ class Scheduler:
 
     def _plan_prefill(self, plan: Plan, rows: list[int], prefilling: list[Sequence], room: int) -> None:
         shortest = min(prefilling, key=lambda s: s.n_left)
+        room = self.pace.rows(plan.n_decode, plan.n_drafts, (prefilling[0].n_computed + shortest.n_computed) // 2, room)
         order = [prefilling[0]] + [s for s in (shortest, *prefilling) if s is not prefilling[0]]
         shares: dict[int, int] = {}
         half = (room + 1) // 2

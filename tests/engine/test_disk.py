@@ -56,8 +56,9 @@ class Arena:
 
     def read(self, keys: list[bytes], parents: list[bytes], tokens: list[list[int]]) -> list[bytes]:
         ticket = self.disk.fetch(keys, parents, [array("i", t).tobytes() for t in tokens])
-        until(lambda: ticket.done)
-        return [bytes(self.disk.take(ticket)) for _ in range(len(ticket.loaded))]
+        found: list[bytes] = []
+        until(lambda: found.extend(bytes(self.disk.take(ticket)) for _ in range(len(ticket.loaded))) or ticket.done)
+        return found + [bytes(self.disk.take(ticket)) for _ in range(len(ticket.loaded))]
 
 
 def payload(tokens: list[int]) -> bytes:
@@ -332,3 +333,48 @@ def test_kill_9_leaves_whole_files_or_none(tmp_path: Path) -> None:
         assert a.disk.stats()["n_bad"] == 0
         a.disk.close()
     assert n_good
+
+
+def test_while_steps_run_the_writer_waits(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(disk_module, "QUEUE_BYTES", 8 * BLOCK_BYTES)
+    now = [100.0]
+    a = Arena(tmp_path, clock=lambda: now[0])
+    a.disk.idle()
+    a.disk.busy()
+    keys = [a.fill(prompt(i, 32)) for i in range(16 + 3)]               # three are evicted: less than half of the queue
+    now[0] += 5
+    a.disk.busy()
+    time.sleep(0.05)
+    assert len(a.disk._writes) == 3 and not files(tmp_path)
+    keys += [a.fill(prompt(i, 32)) for i in range(19, 21)]
+    now[0] += 1
+    a.disk.busy()                                                       # more than half: written before the next step
+    assert {f.stem for f in files(tmp_path)} == {k.hex() for k in keys[:5]}
+    now[0] += disk_module.AGE_S
+    a.disk.busy()                                                       # no idle moment for long: the others, too
+    assert {f.stem for f in files(tmp_path)} == {k.hex() for k in keys}
+    a.disk.close()
+
+
+def test_runs_longer_than_what_is_read_ahead(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(disk_module, "AHEAD_BYTES", 3 * BLOCK_BYTES)
+    a = Arena(tmp_path)
+    tokens, parents = [prompt(i, 32) for i in range(12)], [ROOT]
+    for t in tokens:
+        parents.append(a.fill(t, parents[-1]))
+    a.write()
+    assert a.read(parents[1:], parents[:-1], tokens) == [payload(t) for t in tokens]
+    (Path(a.disk.folder) / (parents[8].hex() + ".kv")).unlink()
+    assert a.read(parents[1:], parents[:-1], tokens) == [payload(t) for t in tokens[:7]]
+    a.disk.close()
+
+
+def test_the_arena_is_touched_before_it_is_read_into(tmp_path: Path) -> None:
+    a = Arena(tmp_path)
+    assert a.context.kv[0] == [None] * BLOCK
+    for i in range(5):
+        a.fill(prompt(i, 32))
+    a.disk.close()
+    b = Arena(tmp_path)
+    assert [any(slot is not None for slot in block) for block in b.context.kv] == [True] * 5 + [False] * 11
+    b.disk.close()

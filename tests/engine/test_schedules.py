@@ -114,6 +114,9 @@ class Tier:
         blocks.on_full = lambda block, key, parent, data: self.keep(block, key, parent, data)
         blocks.on_evict = lambda block, key, parent, data: self.keep(block, key, parent, data)
 
+    def busy(self) -> None:
+        """disk.Disk's."""
+
     def keep(self, block: int, key: bytes, parent: bytes, data: bytes) -> None:
         if self.random.random() < 0.8:
             self.files[key] = parent, data, self.context.kv_read(block)
