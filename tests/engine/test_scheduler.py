@@ -121,7 +121,7 @@ def test_known_prompt_computes_its_last_token_only() -> None:
 
 def test_repeat_while_the_first_still_runs() -> None:
     b = Bench()
-    b.add(prompt(7, 70), 60)
+    b.add(prompt(7, 70), 60, stop_ids=frozenset())
     b.step()
     b.step()
     before = b.context.n_rows
@@ -191,7 +191,7 @@ def test_preempted_sequences_resume_with_the_same_text() -> None:
 
 def test_running_streams_get_a_row_in_every_step() -> None:
     b = Bench(n_blocks=64, n_ctx=1200, parallel=4, pace=Pace())
-    short = b.add(prompt(40, 10), 60, seed=11)
+    short = b.add(prompt(40, 10), 60, seed=11, stop_ids=frozenset())
     while not b.tokens(short):
         b.step()
     b.add(prompt(1, 1000), 5)
@@ -209,7 +209,7 @@ def test_short_prompt_passes_a_long_one() -> None:
     b = Bench(n_blocks=64, n_ctx=1200, max_rows=64)
     long = b.add(prompt(1, 1000), 5)
     b.step()
-    short = b.add(prompt(2, 60), 5)
+    short = b.add(prompt(2, 60), 5, stop_ids=frozenset())
     for _ in range(4):
         b.step()
     assert b.tokens(short) and not b.tokens(long)
@@ -285,7 +285,7 @@ def test_cancel_everywhere() -> None:
     b.scheduler.cancel(queued)                      # in the queue
     assert not b.step()
     assert b.scheduler.blocks.n_available == 64 and b.scheduler.n_live == 0
-    decoding = b.add(prompt(1, 30), 50, seed=3)
+    decoding = b.add(prompt(1, 30), 50, seed=3, stop_ids=frozenset())
     while not b.tokens(decoding):
         b.step()
     n = len(b.items[decoding])
@@ -299,7 +299,7 @@ def test_cancel_everywhere() -> None:
 
 def test_pause_keeps_the_place_and_resumes_alike() -> None:
     b = Bench()
-    seq = b.add(prompt(5, 40), 60, seed=2)
+    seq = b.add(prompt(5, 40), 60, seed=2, stop_ids=frozenset())
     while len(b.tokens(seq)) < 3:
         b.step()
     seq.paused = True
@@ -312,7 +312,7 @@ def test_pause_keeps_the_place_and_resumes_alike() -> None:
 
 def test_paused_sequences_do_not_hold_the_last_place() -> None:
     b = Bench(parallel=1)
-    slow = b.add(prompt(5, 40), 60, seed=2)
+    slow = b.add(prompt(5, 40), 60, seed=2, stop_ids=frozenset())
     while len(b.tokens(slow)) < 3:
         b.step()
     slow.paused = True
@@ -415,7 +415,7 @@ class _Grammar:
 def test_constraint_is_asked_before_and_told_after_each_token() -> None:
     b = Bench()
     good, bad = _Grammar(0), _Grammar(3)
-    seqs = [b.add(prompt(1, 40), 12, seed=4, constraint=c) for c in (good, bad)]
+    seqs = [b.add(prompt(1, 40), 12, seed=4, constraint=c, stop_ids=frozenset()) for c in (good, bad)]
     b.run()
     b.assert_right(seqs[0])
     assert good.accepted == b.tokens(seqs[0])
