@@ -22,6 +22,9 @@ from .queue import Queue
 from .sequence import ACTIVE, QUEUED, Sequence
 
 
+BESIDE = 16             # free blocks that stay beside a running stream's own: to touch memory far away stops it for a moment
+
+
 class Places:
     def __init__(self, blocks: Blocks, *, n_ctx: int, parallel: int, copy: Callable[[int, int, int], None], tier: Any = None,
                  write: Callable[[int, bytes], None] | None = None) -> None:
@@ -127,8 +130,11 @@ class Places:
         seq.n_computed = len(found) * BLOCK
         if data:
             self._start_partial(seq, data[4 * seq.n_computed:4 * most], n_total)
+        beside = BESIDE * len(self.active)
+        left = [blocks.allocate() for _ in range(beside)] if blocks.n_free >= n_total - len(seq.table) + beside else []
         while len(seq.table) < n_total:
             seq.table.append(blocks.allocate())             # n_available said that there is one
+        blocks.release_all(left)
         self._started(seq, now)
         return True
 
