@@ -55,6 +55,34 @@ static inline __attribute__((always_inline)) void transpose_whole(const uint8_t 
             memcpy(dst + i * MAT_LANES, rows[r] + offset + i, (size_t)word);
 }
 
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define HAVE_SHUFFLE 1
+#endif
+#endif
+
+#ifdef HAVE_SHUFFLE
+/* The same for fields of 16 n bytes, four rows at a time: a quarter of the loads and stores. */
+static inline __attribute__((always_inline)) void transpose_quads(const uint8_t *const *rows, size_t offset, int32_t n_bytes, uint8_t *dst)
+{
+    typedef uint32_t quad __attribute__((vector_size(16)));
+    for (int32_t r = 0; r < MAT_LANES; r += 4, dst += 16)
+        for (int32_t i = 0; i < n_bytes; i += 16) {
+            quad in[4], out[4];
+            for (int32_t k = 0; k < 4; k++)
+                memcpy(&in[k], rows[r + k] + offset + i, 16);
+            const quad low0 = __builtin_shufflevector(in[0], in[1], 0, 4, 1, 5), high0 = __builtin_shufflevector(in[0], in[1], 2, 6, 3, 7);
+            const quad low1 = __builtin_shufflevector(in[2], in[3], 0, 4, 1, 5), high1 = __builtin_shufflevector(in[2], in[3], 2, 6, 3, 7);
+            out[0] = __builtin_shufflevector(low0, low1, 0, 1, 4, 5);
+            out[1] = __builtin_shufflevector(low0, low1, 2, 3, 6, 7);
+            out[2] = __builtin_shufflevector(high0, high1, 0, 1, 4, 5);
+            out[3] = __builtin_shufflevector(high0, high1, 2, 3, 6, 7);
+            for (int32_t k = 0; k < 4; k++)
+                memcpy(dst + (i + 4 * k) * MAT_LANES, &out[k], 16);
+        }
+}
+#endif
+
 /* n_bytes of 16 rows, `word` bytes at a time, as runs of 16 words. Rows at NULL and bytes beyond n_have are zero. */
 static uint8_t *transpose(const uint8_t *const *rows, size_t offset, int32_t n_bytes, int32_t word, int64_t n_have, uint8_t *dst)
 {
@@ -63,8 +91,12 @@ static uint8_t *transpose(const uint8_t *const *rows, size_t offset, int32_t n_b
             transpose_whole(rows, offset, n_bytes, 2, dst);
         else if (n_bytes == 4)
             transpose_whole(rows, offset, 4, 4, dst);
+#ifdef HAVE_SHUFFLE
         else if (n_bytes == 16)
-            transpose_whole(rows, offset, 16, 4, dst);
+            transpose_quads(rows, offset, 16, dst);
+        else if (n_bytes % 16 == 0)
+            transpose_quads(rows, offset, n_bytes, dst);
+#endif
         else
             transpose_whole(rows, offset, n_bytes, 4, dst);
         return dst + n_bytes * MAT_LANES;
