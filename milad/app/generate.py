@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import secrets
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 OFF_LOOP_BYTES = 65536                       # larger bodies are read, rendered and tokenised in a thread
 STREAM_FIELDS = (("Content-Type", sse.CONTENT_TYPE), ("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
-_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_LETTERS = (b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" * 5)[:256]
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ async def off_loop(exchange: Exchange, work: Callable[[], T], slow: bool = False
 
 
 def new_id(prefix: str) -> str:
-    return prefix + "".join(secrets.choice(_ALPHABET) for _ in range(24))
+    return prefix + os.urandom(24).translate(_LETTERS).decode()
 
 
 def read_json(app: "App", exchange: Exchange) -> dict[str, Any]:

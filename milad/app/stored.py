@@ -25,8 +25,8 @@ async def responses(app: "App", exchange: Exchange) -> None:
         """Before the end of the answer is told: its reader may name it in the next request at once."""
         if store is None or not turn.meta.get("store"):
             return
-        try:
-            await asyncio.to_thread(store.put, encoder.body(), api.input_items(turn, ident), turn.meta.get("previous"))
+        try:                                  # all of it in the thread: there may be 10,000 items
+            await asyncio.to_thread(lambda: store.put(encoder.body(), api.input_items(turn, ident), turn.meta.get("previous")))
         except Exception as e:                # a full disk must not take the answer away
             log.logger.error("%s could not be stored: %s", ident.response_id, e)
 

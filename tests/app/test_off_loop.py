@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fake_app import CHAT, Live, ask, fake_app, runner, serving
+from milad.protocols import responses
+from milad.store import Store
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
@@ -28,6 +31,17 @@ def test_which_requests_leave_the_loop(live: Live, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(runner(live), "prepare", lambda *args, **more: (seen.append(threading.get_ident()), made(*args, **more))[1])
     assert ask(live, "/v1/chat/completions", {**CHAT, **more}).status == 200
     assert len(seen) == 1 and (seen[0] != loop) == beside
+
+
+def test_what_is_kept_is_written_beside_the_loop(live: Live, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ids for 10,000 items alone took 0.4 s."""
+    live.app.store = Store(tmp_path)
+    loop = live.call(threading.get_ident)
+    seen: list[int] = []
+    made = responses.input_items
+    monkeypatch.setattr(responses, "input_items", lambda *args: (seen.append(threading.get_ident()), made(*args))[1])
+    assert ask(live, "/v1/responses", {"input": "x"}).status == 200
+    assert len(seen) == 1 and seen[0] != loop
 
 
 def test_a_slow_grammar_holds_nobody_up(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
