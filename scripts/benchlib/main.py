@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any, Callable
 
 from . import core, files, peer, report, serve
 
-GROUPS = ("smollm2", "1b", "depth", "batch", "serve", "python")
+GROUPS = ("smollm2", "1b", "depth", "batch", "busy", "serve", "python")
 
 
 class Run:
@@ -27,11 +29,11 @@ class Run:
         from milad import capi
         rates, others, ratios, shares = [], [], [], []
         for _ in range(self.rounds):
-            top = capi.probe(limit, threads) if limit else 0.0
+            top = capi.probe(limit, threads) if limit in capi.PROBES else 0.0
             mine = ours()
             rates.append(mine["rate"])
-            if share and top:
-                shares.append(share(mine, max(top, capi.probe(limit, threads))))
+            if share:
+                shares.append(share(mine, max(top, capi.probe(limit, threads)) if top else 0.0))
             if theirs and self.with_peer:
                 others.append(theirs())
                 ratios.append(rates[-1] / others[-1])
@@ -80,6 +82,25 @@ def batches(run: Run, wanted: set[str]) -> None:
         file = files.file("smollm2-Q4_1")
         run.cell("batch", f"smollm2-Q4_1 decode, {n} sequences", 2, lambda: core.measure(file, 2, "decode", 64, 16, n),
                  lambda: peer.batched(file, 2, n))
+
+
+def busy(run: Run, wanted: set[str]) -> None:
+    """Decode on two threads while another program holds one core; the share is of one thread's speed without it."""
+    file = files.file("smollm2-Q4_1")
+
+    def beside(measure: Callable[[], Any]) -> Any:
+        hog = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        try:
+            return measure()
+        finally:
+            hog.kill()
+            hog.wait()
+
+    run.cell("busy", "smollm2-Q4_1 decode 128 beside a program", 2,
+             lambda: {**beside(lambda: core.measure(file, 2, "decode", 128)),
+                      "alone": core.measure(file, 1, "decode", 128)["rate"]},
+             lambda: beside(lambda: peer.bench(file, 2, 0, 128, 0)), "one thread",
+             lambda mine, _: mine["rate"] / mine["alone"])
 
 
 def serving(run: Run, wanted: set[str]) -> None:
@@ -152,7 +173,7 @@ def main(arguments: list[str], doc: str) -> int:
     print(report.head(), flush=True)
     for group, work in (("smollm2", lambda: matrices(run, "smollm2", files.SMOLLM2, names)),
                         ("1b", lambda: matrices(run, "1b", files.ONE_B, names)), ("depth", lambda: depth(run, names)),
-                        ("batch", lambda: batches(run, names)), ("serve", lambda: serving(run, names)),
+                        ("batch", lambda: batches(run, names)), ("busy", lambda: busy(run, names)), ("serve", lambda: serving(run, names)),
                         ("python", lambda: python(run, names))):
         if group in wanted:
             work()
