@@ -85,7 +85,7 @@ def batches(run: Run, wanted: set[str]) -> None:
 
 
 def busy(run: Run, wanted: set[str]) -> None:
-    """Decode on two threads while another program holds one core; the share is of one thread's speed without it."""
+    """Decode on two threads while another program holds one core; the share is of one thread's speed beside it."""
     file = files.file("smollm2-Q4_1")
 
     def beside(measure: Callable[[], Any]) -> Any:
@@ -97,10 +97,10 @@ def busy(run: Run, wanted: set[str]) -> None:
             hog.wait()
 
     run.cell("busy", "smollm2-Q4_1 decode 128 beside a program", 2,
-             lambda: {**beside(lambda: core.measure(file, 2, "decode", 128)),
-                      "alone": core.measure(file, 1, "decode", 128)["rate"]},
+             lambda: beside(lambda: {**core.measure(file, 2, "decode", 128),
+                                     "one": core.measure(file, 1, "decode", 128)["rate"]}),
              lambda: beside(lambda: peer.bench(file, 2, 0, 128, 0)), "one thread",
-             lambda mine, _: mine["rate"] / mine["alone"])
+             lambda mine, _: mine["rate"] / mine["one"])
 
 
 def serving(run: Run, wanted: set[str]) -> None:
