@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .core import App
 
 OFF_LOOP_BYTES = 65536                       # larger bodies are read, rendered and tokenised in a thread
+LONG_MESSAGES = 100                          # so are longer conversations: a small body can go on with one
 STREAM_FIELDS = (("Content-Type", sse.CONTENT_TYPE), ("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
 _LETTERS = (b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" * 5)[:256]
 
@@ -80,6 +81,10 @@ async def off_loop(exchange: Exchange, work: Callable[[], T], slow: bool = False
     if len(exchange.body) > OFF_LOOP_BYTES or exchange.request and exchange.request.get("content-encoding"):
         return await asyncio.get_running_loop().run_in_executor(_one_at_a_time, _large, work)
     return await asyncio.to_thread(work) if slow else work()
+
+
+def is_long(turn: Turn) -> bool:
+    return len(turn.messages) > LONG_MESSAGES
 
 
 def new_id(prefix: str) -> str:
@@ -170,7 +175,7 @@ async def _submit(exchange: Exchange, served: Served, turn: Turn) -> Any:
         return [served.runner.prepare(t, path=path_of(exchange), client=exchange.client) for t in turns]
 
     # a small schema or regex can take a second to compile
-    prepared = await off_loop(exchange, prepare, bool(turn.tools) or turn.format.kind != "text")
+    prepared = await off_loop(exchange, prepare, bool(turn.tools) or turn.format.kind != "text" or is_long(turn))
     exchange.body = b""                      # generations last; what was parsed need not
     return submit(served.runner, prepared)
 
@@ -337,7 +342,7 @@ async def count(app: "App", exchange: Exchange, protocol: Any, **resolve: Any) -
     turn = await off_loop(exchange, parsed, bool(resolve))
     with app.hold(turn.model) as (_, loading):
         served = await asyncio.shield(loading)
-        n_tokens = await off_loop(exchange, lambda: served.runner.count(turn))
+        n_tokens = await off_loop(exchange, lambda: served.runner.count(turn), is_long(turn))
     app.reply(exchange, protocol.count_body(n_tokens))
 
 

@@ -44,6 +44,19 @@ def test_what_is_kept_is_written_beside_the_loop(live: Live, monkeypatch: pytest
     assert len(seen) == 1 and seen[0] != loop
 
 
+@pytest.mark.parametrize("path, work", [("/v1/responses", "prepare"), ("/v1/responses/input_tokens", "count")])
+def test_a_long_conversation_that_goes_on_by_its_name(live: Live, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str, work: str) -> None:
+    """A small body, but all that was said before is rendered again."""
+    live.app.store = Store(tmp_path)
+    name = ask(live, "/v1/responses", {"input": [{"role": "user", "content": "x"}] * 100}).json["id"]
+    loop = live.call(threading.get_ident)
+    seen: list[int] = []
+    made = getattr(runner(live), work)
+    monkeypatch.setattr(runner(live), work, lambda *args, **more: (seen.append(threading.get_ident()), made(*args, **more))[1])
+    assert ask(live, path, {"input": "x", "previous_response_id": name}).status == 200
+    assert len(seen) == 1 and seen[0] != loop
+
+
 def test_a_slow_grammar_holds_nobody_up(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """While one request waits for its grammar, another is answered."""
     made, release = runner(live).prepare, threading.Event()
