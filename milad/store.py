@@ -18,7 +18,7 @@ import threading
 import time
 import zlib
 from pathlib import Path
-from typing import Any, Callable, Mapping, Sequence, TypeVar
+from typing import Any, Callable, Iterable, Mapping, Sequence, TypeVar
 
 from . import log
 from .errors import MiladError
@@ -111,11 +111,17 @@ class Store:
             at = row[2]
         return [item for items in reversed(chain) for item in items]
 
-    def item(self, item_id: str) -> dict[str, Any] | None:
-        """An input or output item by its id."""
-        found = self._do(lambda: self._db.execute("SELECT response FROM item WHERE id = ?", (item_id,)).fetchone())
-        row = self._do(lambda: self._row("body, input", found[0])) if found else None
-        return next((i for i in _items(row) or () if i.get("id") == item_id), None)
+    def items(self, item_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Input and output items by their ids, those that are here. A response is unpacked once, however many of its are named."""
+        wanted = set(item_ids)
+        owners = {row[0] for name in wanted
+                  if (row := self._do(lambda: self._db.execute("SELECT response FROM item WHERE id = ?", (name,)).fetchone()))}
+        found: dict[str, dict[str, Any]] = {}
+        for owner in sorted(owners):
+            for item in _items(self._do(lambda: self._row("body, input", owner))) or ():
+                if item.get("id") in wanted:
+                    found.setdefault(item["id"], item)
+        return found
 
     def count(self) -> int:
         return self._do(lambda: self._db.execute("SELECT count(*) FROM response").fetchone()[0])

@@ -38,7 +38,9 @@ class Resolver(TypingProtocol):
         """Input and output items up to and including that response, oldest first; None: unknown."""
         ...
 
-    def item(self, item_id: str) -> Mapping[str, Any] | None: ...
+    def items(self, item_ids: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
+        """By id, those that are known."""
+        ...
 
 
 class Responses:
@@ -64,7 +66,7 @@ class Responses:
     def _parse(self, top: Obj, resolve: Resolver | None, counting: bool) -> Turn:
         _refuse(top)
         ignored: dict[str, None] = {}
-        new = [_resolved(item, resolve) for item in _input(top, counting)]
+        new = _resolved(_input(top, counting), resolve)
         items = _history(top, resolve) + new
         tools = _tools(top, items, ignored)
         choice = read_openai_choice(tools, top)
@@ -137,14 +139,15 @@ def _kind(item: Obj) -> str:
     raise item.error("type", "is required")
 
 
-def _resolved(item: Obj, resolve: Resolver | None) -> Obj:
-    if _kind(item) != "item_reference":
-        return item
-    name = item.required_text("id")
-    found = resolve.item(name) if resolve is not None else None
-    if found is None:
-        raise item.error("id", f"Item with id {name[:80]!r} not found.", "item_not_found")
-    return Obj(found, item.path)
+def _resolved(items: Sequence[Obj], resolve: Resolver | None) -> list[Obj]:
+    """The items, with what a reference names in its place."""
+    names = [item.required_text("id") if _kind(item) == "item_reference" else None for item in items]
+    wanted = [name for name in names if name is not None]
+    found = resolve.items(wanted) if resolve is not None and wanted else {}
+    for item, name in zip(items, names):
+        if name is not None and name not in found:
+            raise item.error("id", f"Item with id {name[:80]!r} not found.", "item_not_found")
+    return [item if name is None else Obj(found[name], item.path) for item, name in zip(items, names)]
 
 
 def _tools(top: Obj, items: Sequence[Obj], ignored: dict[str, None]) -> Tools:

@@ -26,9 +26,9 @@ class Stored:
                 {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
                  "content": [{"type": "output_text", "text": "answer", "annotations": []}]}] if response_id == "resp_1" else None
 
-    def item(self, item_id: str) -> Any:
-        return {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "f", "arguments": "{}"} \
-            if item_id == "fc_1" else None
+    def items(self, item_ids: Any) -> Any:
+        call = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "f", "arguments": "{}"}
+        return {"fc_1": call} if "fc_1" in item_ids else {}
 
 
 def parse(given: Any = "hi", **more: Any) -> Any:
