@@ -27,6 +27,10 @@ CASES: list[dict[str, Any]] = [
     {"arch": "qwen2", "tied": False}, {"arch": "qwen2", "rope": "yarn"}, {"arch": "qwen3", "head_dim": 32, "rope": "linear"},
     {"arch": "qwen3", "weight_type": "BF16", "n_head_kv": 1, "rope": "yarn",
      "extra": {"qwen3.rope.scaling.yarn_beta_fast": 16.0, "qwen3.rope.scaling.attn_factor": 1.25}},
+    # every type at widths that the K types' blocks of 256 divide: one block a row, and two
+    *({"weight_type": kind, "n_embd": width, "n_ff": 512} for width in (256, 512) for kind in
+      ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
+      if (kind, width) not in (("Q6_K", 256), ("Q4_K", 256))),
 ]
 
 

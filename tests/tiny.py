@@ -47,7 +47,7 @@ def encode_weights(values: np.ndarray, weight_type: str, random: np.random.Gener
         per_block = gguf.GGML_QUANT_SIZES[kind][0]
         blocks = random.integers(0, 256, (values.shape[0], values.shape[1] // per_block, n_bytes), dtype=np.uint8)
         for half, size in scales.items():
-            blocks.view(np.float16)[..., half] = random.uniform(0.5, 1.0, blocks.shape[:2]) * size
+            blocks.view(np.float16)[..., half] = random.uniform(0.5, 1.0, blocks.shape[:2]) * size * (256 / values.shape[1]) ** 0.5
         return blocks.reshape(values.shape[0], -1), kind
     return gguf.quants.quantize(values, kind), kind
 
