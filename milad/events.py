@@ -103,6 +103,7 @@ class Fold:
     usage: Usage = Usage()
     finish: Finish | None = None
     failure: Failure | None = None
+    progress: Progress | None = None                       # while the prompt is read
 
     def take(self, event: Event) -> None:
         if isinstance(event, Delta):
@@ -116,6 +117,8 @@ class Fold:
             self.blocks.append(Block(event.kind, event.id, event.name))
         elif isinstance(event, BlockEnd):
             self.blocks[event.index].complete = event.complete
+        elif isinstance(event, Progress):
+            self.progress = event if event.done < event.total else None
         elif isinstance(event, Started):
             self.usage = event.usage
         elif isinstance(event, Finish):

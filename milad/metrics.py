@@ -162,6 +162,9 @@ def _engine_lines(stats: Mapping[str, Any]) -> Iterator[str]:
             yield from _family(name, kind, what, [({}, stats[key] * factor)])
     yield from _family("milad_prompt_tokens_total", "counter", "Prompt tokens, computed or found in the cache.", [
         ({"source": "computed"}, stats.get("n_prompt_tokens", 0)), ({"source": "cached"}, stats.get("n_cached_tokens", 0))])
+    total, done, found = (stats.get(k, 0) for k in ("n_reading", "n_read", "n_read_cached"))
+    yield from _family("milad_prompt_progress_tokens", "gauge", "Tokens of the prompts that are read now: in all, done, of them cached.", [
+        ({"part": "total"}, total), ({"part": "done"}, done), ({"part": "cached"}, found)])
     free, cached, held = (stats.get(k, 0) for k in ("n_blocks_free", "n_blocks_cached", "n_blocks_held"))
     yield from _family("milad_kv_blocks", "gauge", "KV blocks: used by running sequences, cached for later ones, free.", [
         ({"state": "used"}, held), ({"state": "cached"}, cached), ({"state": "free"}, free)])

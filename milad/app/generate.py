@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Awaitable, Callable, TypeVar
 from .. import log
 from ..conversation import Turn
 from ..errors import EngineFault, MiladError
-from ..events import Event, Failure
+from ..events import Event, Failure, Progress
 from ..http import body, sse
 from ..http.base import Exchange
 from ..protocols.base import Encoder, Frame, Ident, Protocol
@@ -30,6 +30,7 @@ from .base import Served
 if TYPE_CHECKING:
     from .core import App
 
+PROGRESS_S = 5.0                             # between two lines of the log about one prompt
 OFF_LOOP_BYTES = 65536                       # larger bodies are read, rendered and tokenised in a thread
 LONG_MESSAGES = 100                          # so are longer conversations: a small body can go on with one
 STREAM_FIELDS = (("Content-Type", sse.CONTENT_TYPE), ("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
@@ -229,11 +230,32 @@ def as_error(error: BaseException) -> MiladError:
 SHUTTING_DOWN = "the server is shutting down"
 
 
+class _ProgressLog:
+    """Where a request stands before its first token, for who reads the log: its place in the queue when that changes, how far a
+    long prompt is read every PROGRESS_S."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._request_id = exchange.request_id
+        self._due = time.monotonic() + PROGRESS_S
+
+    def tell(self, event: Progress) -> None:
+        if event.queued:
+            log.logger.info("%s: place %d in the queue", self._request_id, event.queued)
+        elif event.done < event.total and time.monotonic() >= self._due:
+            self._due = time.monotonic() + PROGRESS_S
+            log.logger.info("%s: %d of %d prompt tokens read, %d of them from the cache", self._request_id, event.done, event.total,
+                            event.cached)
+
+
 async def _plain(app: "App", exchange: Exchange, encoder: Encoder, run: Any, kept: Callable[[], Awaitable[None]]) -> None:
+    progress = _ProgressLog(exchange)
+
     def take(batch: list[tuple[int, Event]]) -> None:
         for choice, event in batch:
             if isinstance(event, Failure):
                 raise event.error
+            if isinstance(event, Progress):
+                progress.tell(event)
             encoder.event(choice, event)
 
     try:
@@ -284,6 +306,7 @@ async def _stream(app: "App", exchange: Exchange, encoder: Encoder, run: Any, ke
     if exchange.status == 0:                 # else begun while its model was loaded
         exchange.start(200, (*STREAM_FIELDS, *app.fields(exchange)))
     writer = _Writer(exchange, encoder, app.settings.keepalive_s)
+    progress = _ProgressLog(exchange)
     failed = False
 
     def take(batch: list[tuple[int, Event]]) -> Wait | None:
@@ -295,6 +318,8 @@ async def _stream(app: "App", exchange: Exchange, encoder: Encoder, run: Any, ke
                 writer.end(frames + encoder.failure(event.error))
                 run.close()
                 return None
+            if isinstance(event, Progress):
+                progress.tell(event)
             frames += encoder.event(choice, event)
         writer.send(frames)
         return exchange.drain if exchange.stalled else None

@@ -14,6 +14,7 @@ from typing import Any, Iterator
 from urllib.parse import urlsplit
 
 from ..errors import UsageError
+from ..progress import bar
 from . import flags
 
 OWN = ("model", "family", "ctx", "threads", "kv_memory", "kv_type", "repack", "script", "tools", "temperature", "top_k",
@@ -55,6 +56,8 @@ def run(parsed: argparse.Namespace) -> int:
     if value["model"]:
         body["model"] = value["model"][0]
     url = parsed.url or _running(value)
+    if sys.stderr.isatty():
+        body["return_progress"] = True
     if url is not None and (parsed.url or not _own_model(options)):
         return _print(_remote(url, body))
     return _local(options, body)
@@ -81,7 +84,8 @@ def _running(value: dict[str, Any]) -> str | None:
 
 
 def _remote(url: str, body: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(kind, text) pieces of a daemon's streamed chat completion; kind: text, thinking, end."""
+    """(kind, text) pieces of a daemon's streamed chat completion; kind: text, thinking, end, or reading and queued, whose text
+    is "done/total" tokens and the place in the queue."""
     try:
         parts = urlsplit(url if "//" in url else "http://" + url)
         port = parts.port
@@ -113,6 +117,9 @@ def _remote(url: str, body: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _pieces(chunk: dict[str, Any], url: str) -> Iterator[tuple[str, str]]:
     if "error" in chunk:
         raise UsageError(f"{url}: {chunk['error'].get('message', chunk['error'])}", 3)
+    progress = chunk.get("prompt_progress")
+    if isinstance(progress, dict):
+        yield _progress(progress.get("processed"), progress.get("total"), progress.get("queued"))
     for choice in chunk.get("choices", ()):
         delta = choice.get("delta", {})
         if delta.get("reasoning_content"):
@@ -121,6 +128,10 @@ def _pieces(chunk: dict[str, Any], url: str) -> Iterator[tuple[str, str]]:
             yield "text", delta["content"]
         if choice.get("finish_reason"):
             yield "end", choice["finish_reason"]
+
+
+def _progress(done: Any, total: Any, queued: Any) -> tuple[str, str]:
+    return ("queued", str(queued)) if queued else ("reading", f"{done}/{total}")
 
 
 def _message(raw: bytes) -> str:
@@ -137,9 +148,8 @@ def _local(options: Any, body: dict[str, Any]) -> int:
     import threading
 
     from .. import loader, log
-    from ..events import BlockStart, Delta, Event, Failure, Finish
+    from ..events import BlockStart, Delta, Event, Failure, Finish, Progress
     from ..mailbox import Mailbox
-    from ..progress import bar
     from ..protocols import chat
 
     log.setup(options["log_level"].value if options["log_level"].source != "default" else "warning")
@@ -154,7 +164,9 @@ def _local(options: Any, body: dict[str, Any]) -> int:
 
             def read(events: list[tuple[int, Event]]) -> None:
                 for _, event in events:
-                    if isinstance(event, BlockStart):
+                    if isinstance(event, Progress):
+                        pieces.put(_progress(event.done, event.total, event.queued))
+                    elif isinstance(event, BlockStart):
                         kinds[event.index] = event.kind
                     elif isinstance(event, Delta):
                         pieces.put((kinds[event.index], event.text))
@@ -197,8 +209,23 @@ def _print(pieces: Iterator[tuple[str, str]]) -> int:
     reason = ""
     thinking = sys.stderr.isatty()
     colour = thinking and "NO_COLOR" not in os.environ
+    show, shown = bar("reading"), False
     last = "\n"
     for kind, text in pieces:
+        if kind == "reading":
+            done, _, total = text.partition("/")
+            if done.isdecimal() and total.isdecimal() and int(done) < int(total):
+                show(int(done) / int(total))
+                shown = True
+            continue
+        if kind == "queued":
+            if thinking:
+                print(f"\r\x1b[Kplace {text} in the queue", end="", file=sys.stderr, flush=True)
+                shown = True
+            continue
+        if shown:
+            show(1.0)                               # wipes the line
+            shown = False
         if kind == "end":
             reason = text
         elif kind == "thinking":

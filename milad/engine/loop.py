@@ -179,11 +179,14 @@ class Engine:
         """Counters and gauges for /metrics and /props; read without a lock, each value is true by itself."""
         s, b = self._scheduler, self._scheduler.blocks
         pace = s.pace
+        reading = [q for q in list(s.active) if q.n_output == 0]
         stats = {
             "n_running": len(s.active), "n_queued": max(0, len(self._live) - len(s.active)), "parallel": self.parallel,
             "queue_limit": self.queue_limit, "n_ctx": self.n_ctx, "n_steps": self._n_steps, "n_faults": self._n_faults,
             "n_interrupted": self._n_interrupted, "step_s_total": self._step_total_s,
             "n_prompt_tokens": s.n_prefilled, "n_cached_tokens": s.places.n_cached, "n_generated_tokens": s.n_generated,
+            "n_reading": sum(q.n_prompt for q in reading), "n_read": sum(min(q.n_computed, q.n_prompt) for q in reading),
+            "n_read_cached": sum(q.n_cached for q in reading),
             "n_preempted": s.places.n_preempted, "n_drafted": s.n_drafted, "n_accepted": s.n_accepted,
             "n_blocks": b.n_blocks, "n_blocks_free": b.n_free, "n_blocks_cached": b.n_cached,
             "n_blocks_held": b.n_blocks - b.n_available, "n_evicted": b.n_evicted,

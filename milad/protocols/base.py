@@ -31,7 +31,9 @@ class Encoder(TypingProtocol):
         """Frames for one event of choice 0..n-1 (the encoder takes the event into that choice's Fold itself)."""
         ...
 
-    def keepalive(self) -> list[Frame]: ...
+    def keepalive(self) -> list[Frame]:
+        """A sign of life; it carries prompt_progress() where the prompt is still read."""
+        ...
 
     def failure(self, error: MiladError) -> list[Frame]:
         """The protocol's own error event, after the first byte."""
@@ -61,3 +63,13 @@ class Protocol(TypingProtocol):
     def error(self, error: MiladError, request_id: str) -> tuple[int, dict[str, Any], list[tuple[str, str]]]:
         """(status, body, headers such as Retry-After, x-should-retry)."""
         ...
+
+
+def prompt_progress(folds: Sequence[Fold]) -> dict[str, Any]:
+    """{"prompt_progress": ...} of the first choice whose prompt waits or is read, else {}: tokens in all, of them from the cache,
+    and done (llama.cpp's names, of its server's return_progress), and the place in the queue, 0 while it is read."""
+    for fold in folds:
+        if fold.progress is not None:
+            p = fold.progress
+            return {"prompt_progress": {"total": p.total, "cache": p.cached, "processed": p.done, "queued": p.queued}}
+    return {}

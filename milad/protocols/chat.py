@@ -10,8 +10,8 @@ from typing import Any, Mapping, Sequence
 
 from ..conversation import Format, Message, Part, Thinking, ToolCall, Turn
 from ..errors import MiladError
-from ..events import BlockEnd, BlockStart, Delta, Event, Failure, Finish, Fold, Started
-from .base import Frame, Ident
+from ..events import BlockEnd, BlockStart, Delta, Event, Failure, Finish, Fold, Progress, Started
+from .base import Frame, Ident, prompt_progress
 from .content import Reading, arguments_text, custom_arguments, join_leading, merge_tools
 from .fields import MAX_NAME, Obj
 from .openai import error_object, error_reply, logprob_list, usage_object
@@ -46,7 +46,7 @@ class Chat:
             max_tokens=read_max_tokens(top, "max_completion_tokens", "max_tokens"), stop=read_stops(top, "stop"),
             n=top.integer("n", 1, MAX_CHOICES) or 1, top_logprobs=_logprobs(top), prefill=prefill, thinking=thinking,
             template_args=args, stream=bool(top.boolean("stream")), ignored=tuple(ignored),
-            meta={"include_usage": include_usage(top)})
+            meta={"include_usage": include_usage(top), "return_progress": top.boolean("return_progress") is True})
 
     def encoder(self, turn: Turn, ident: Ident) -> "ChatEncoder":
         return ChatEncoder(turn, ident)
@@ -170,6 +170,7 @@ class ChatEncoder:
         self._turn = turn
         self._ident = ident
         self._usage = bool(turn.meta.get("include_usage"))
+        self._progress = bool(turn.meta.get("return_progress"))
         self._failed = False
 
     # -- stream -----------------------------------------------------------------------------------------------------------
@@ -190,12 +191,17 @@ class ChatEncoder:
             return [*self._role(choice), self._chunk(choice, {}, _FINISH[event.reason])]
         if isinstance(event, Failure):
             return self.failure(event.error)
-        return []
+        return self.keepalive() if isinstance(event, Progress) and self._progress else []
 
     def keepalive(self) -> list[Frame]:
         """Some agents count only data chunks as life (Codex's and Qwen Code's habits): an empty delta."""
         choice = next((i for i, c in enumerate(self._choices) if not c.done), 0)
-        return self._role(choice) or [self._chunk(choice, {})]
+        role = self._role(choice)
+        progress = prompt_progress(self.folds)
+        if role and not progress:
+            return role
+        name, chunk = self._chunk(choice, {})
+        return [*role, (name, {**chunk, **progress})]
 
     def failure(self, error: MiladError) -> list[Frame]:
         self._failed = True

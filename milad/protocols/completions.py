@@ -12,7 +12,7 @@ from typing import Any, Mapping, Sequence, Union
 from ..conversation import Format, Turn
 from ..errors import MiladError
 from ..events import Delta, Event, Failure, Finish, Fold, TokenLogprob
-from .base import Frame, Ident
+from .base import Frame, Ident, prompt_progress
 from .chat import include_usage
 from .fields import INT32_MAX, MAX_NAME, Obj, bad, check_integer, check_text, kind_of
 from .openai import error_object, error_reply, finite, usage_object
@@ -134,7 +134,8 @@ class CompletionsEncoder:
         return self.failure(event.error) if isinstance(event, Failure) else []
 
     def keepalive(self) -> list[Frame]:
-        return [self._chunk(next((i for i, f in enumerate(self.folds) if f.finish is None), 0), "")]
+        name, chunk = self._chunk(next((i for i, f in enumerate(self.folds) if f.finish is None), 0), "")
+        return [(name, {**chunk, **prompt_progress(self.folds)})]
 
     def failure(self, error: MiladError) -> list[Frame]:
         self._failed = True

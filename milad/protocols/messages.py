@@ -19,7 +19,7 @@ from typing import Any, Mapping, Sequence
 from ..conversation import Format, Message, ToolChoice, Turn
 from ..errors import ContextOverflow, MiladError
 from ..events import Block, BlockEnd, BlockStart, Delta, Event, Failure, Finish, Fold, Started, Usage
-from .base import Frame, Ident
+from .base import Frame, Ident, prompt_progress
 from .chat import is_prefill
 from .content import Reading, join_leading, merge_tools
 from .fields import MAX_NAME, Obj, check_json, check_text
@@ -185,7 +185,7 @@ class MessagesEncoder:
         return self.failure(event.error) if isinstance(event, Failure) else []
 
     def keepalive(self) -> list[Frame]:
-        return [_frame("ping")]
+        return [_frame("ping", **prompt_progress(self.folds))]
 
     def failure(self, error: MiladError) -> list[Frame]:
         self._failed = True

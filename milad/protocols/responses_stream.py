@@ -14,7 +14,7 @@ from typing import Any, Sequence
 from ..conversation import ToolSpec, Turn
 from ..errors import MiladError
 from ..events import Block, BlockEnd, BlockStart, Delta, Event, Failure, Fold, Started, TokenLogprob
-from .base import Frame, Ident
+from .base import Frame, Ident, prompt_progress
 from .openai import logprob_list, message_of
 from .tools import FreeformInput, arguments_of, freeform_of
 
@@ -69,7 +69,7 @@ class ResponsesEncoder:
         return self.failure(event.error) if isinstance(event, Failure) else []
 
     def keepalive(self) -> list[Frame]:
-        return self._begin() or [self._lifecycle("in_progress")]
+        return self._begin() or [self._lifecycle("in_progress", **prompt_progress(self.folds))]
 
     def failure(self, error: MiladError) -> list[Frame]:
         self._failed = error
@@ -91,9 +91,9 @@ class ResponsesEncoder:
         self._sequence += 1
         return kind, frame
 
-    def _lifecycle(self, kind: str) -> Frame:
+    def _lifecycle(self, kind: str, **beside: Any) -> Frame:
         status = "in_progress" if kind == "created" else kind
-        return self._frame(f"response.{kind}", response=self._response(status))
+        return self._frame(f"response.{kind}", response=self._response(status), **beside)
 
     def _start(self, event: BlockStart) -> list[Frame]:
         """A call opens as soon as its name is known; text and thinking with their first character."""

@@ -17,7 +17,7 @@ from milad.app.generate import _Merged
 from milad.conversation import Turn
 from milad.engine.base import Admitted, Fault, Token
 from milad.errors import ContextOverflow, EngineFault, MiladError
-from milad.events import BlockEnd, BlockStart, Delta, Failure, Finish, Started, Usage
+from milad.events import BlockEnd, BlockStart, Delta, Failure, Finish, Progress, Started, Usage
 from milad.store import Store
 from milad.turn import Defaults, Prepared, Run
 
@@ -116,6 +116,38 @@ def test_keepalive_while_nothing_is_said(path: str) -> None:
         text += response.read().decode()
         assert '"x"' in text and text.endswith("\n\n")
         client.close()
+
+
+@pytest.mark.parametrize("path", APIS)
+def test_signs_of_life_tell_how_far_the_prompt_is_read(path: str) -> None:
+    """Until the first text; chat's return_progress asks for a chunk of each step."""
+    goes_on = threading.Semaphore(0)
+
+    async def silence() -> None:
+        while not goes_on.acquire(blocking=False):
+            await asyncio.sleep(0.01)
+
+    steps = [[Progress(0, 90, 0, 2)], silence, [Started(Usage(90, 20)), Progress(50, 90, 20)], silence,
+             [Progress(90, 90, 20), BlockStart(0, "text")], [Delta(0, "x")], silence, text_events()[-1]]
+    with serving(fake_app(steps, keepalive_s=0.05)) as live:
+        client = http.client.HTTPConnection("127.0.0.1", live.port, timeout=20)
+        client.request("POST", path, json.dumps({**BODIES[path], "stream": True}), {"Content-Type": "application/json"})
+        response = client.getresponse()
+        text = ""
+        for seen in ('{"total":90,"cache":0,"processed":0,"queued":2}', '{"total":90,"cache":20,"processed":50,"queued":0}', '"x"'):
+            while seen not in text:
+                text += response.readline().decode()
+            goes_on.release()
+        rest = response.read().decode()
+        assert "prompt_progress" not in rest
+        client.close()
+
+
+def test_chat_tells_each_step_of_the_prompt_where_asked(live: Live) -> None:
+    runner(live).steps = [[Progress(50, 90, 20)], [Started(Usage(90, 20)), Progress(90, 90, 20)], *text_events("x")[1:]]
+    for asked, n in ((True, 1), (False, 0)):
+        answer = ask(live, "/v1/chat/completions", {**CHAT, "stream": True, "return_progress": asked})
+        assert answer.data.count(b'"prompt_progress":{"total":90,"cache":20,"processed":50,"queued":0}') == n
 
 
 def test_no_keepalive_while_something_is_said() -> None:
