@@ -174,6 +174,11 @@ int32_t milad_step(milad_context *c, const milad_batch *batch) {
     if (!c) return fail(MILAD_E_ARGUMENT, "no context");
     int32_t status = check_batch(c, batch);
     if (status < 0) return status;
+    int32_t last = 0;
+    for (int32_t s = 0; s < batch->n_sequences; s++)
+        for (int32_t i = 0; i < batch->sequences[s].n_blocks; i++)
+            if (batch->sequences[s].blocks[i] > last) last = batch->sequences[s].blocks[i];
+    kv_ahead(c->kv, last);
     status = forward_run(c->forward, batch);
     if (status == MILAD_E_INTERRUPTED) atomic_store(&c->interrupt, 0);
     if (status < 0) return status;

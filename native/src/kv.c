@@ -2,20 +2,32 @@
 #include "kv.h"
 
 #include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "error.h"
 
-enum { T = MILAD_KV_BLOCK, GROUP = 32 };
+enum { T = MILAD_KV_BLOCK, GROUP = 32, AHEAD = 128, NICE = 5 };
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14; older ones refuse it */
+#endif
 
 struct kv {
     int32_t type, n_layer, n_blocks, n_head_kv, head_dim, n_groups;
     size_t k_bytes, v_bytes, page_bytes, n_bytes; /* of one head's keys, values */
     size_t k_at, v_at;             /* offsets of the numbers in them, behind the scales */
     uint8_t *data;
+    pthread_t toucher; /* maps blocks before they are used */
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    atomic_int wanted; /* blocks that shall be mapped; under the lock but for a look */
+    int has_toucher, ends;
 };
 
 static size_t value_bytes(const kv *c) { return c->type == KV_Q8_0 ? 1 : c->type == KV_F32 ? 4 : 2; }
@@ -53,6 +65,42 @@ static uint8_t *map_huge(size_t n_bytes) {
     return m + before;
 }
 
+/* The arena's own thread. Maps [mapped, wanted) of each layer; a mapping never changes what memory holds. */
+static void *touch(void *arg) {
+    kv *c = arg;
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    int32_t mapped = 0;
+    setpriority(PRIO_PROCESS, 0, NICE); /* of this thread alone on Linux: steps come first */
+    pthread_mutex_lock(&c->lock);
+    for (;;) {
+        while (!c->ends && atomic_load(&c->wanted) <= mapped) pthread_cond_wait(&c->wake, &c->lock);
+        if (c->ends) break;
+        const int32_t wanted = atomic_load(&c->wanted);
+        for (int32_t l = 0; l < c->n_layer && !c->ends; l++) {
+            pthread_mutex_unlock(&c->lock);
+            const uintptr_t at = (uintptr_t)page_at(c, l, mapped) / page * page;
+            const uintptr_t end = (uintptr_t)page_at(c, l, wanted); /* one past the layer is within the arena or its end */
+            const int refused = madvise((void *)at, end - at, MADV_POPULATE_WRITE);
+            pthread_mutex_lock(&c->lock);
+            if (refused) c->ends = 1;
+        }
+        mapped = wanted;
+    }
+    pthread_mutex_unlock(&c->lock);
+    return NULL;
+}
+
+void kv_ahead(kv *c, int32_t block) {
+    const int32_t wanted = block + 1 + AHEAD < c->n_blocks ? block + 1 + AHEAD : c->n_blocks;
+    /* half of the way before the next call does anything */
+    const int32_t before = atomic_load(&c->wanted);
+    if (!c->has_toucher || before == c->n_blocks || wanted < before + AHEAD / 2) return;
+    pthread_mutex_lock(&c->lock);
+    atomic_store(&c->wanted, wanted);
+    pthread_cond_signal(&c->wake);
+    pthread_mutex_unlock(&c->lock);
+}
+
 int32_t kv_open(const hparams *hp, int32_t n_blocks, int32_t type, kv **out) {
     if (type < KV_F16 || type > KV_BF16)
         return fail(MILAD_E_ARGUMENT, "kv_type %d is not 0 (F16), 1 (Q8_0), 2 (F32) or 3 (BF16)", type);
@@ -77,12 +125,22 @@ int32_t kv_open(const hparams *hp, int32_t n_blocks, int32_t type, kv **out) {
         kv_close(c);
         return fail(MILAD_E_MEMORY, "no memory for %d KV blocks (%zu MB)", n_blocks, wanted >> 20);
     }
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->wake, NULL);
+    c->has_toucher = pthread_create(&c->toucher, NULL, touch, c) == 0; /* without it memory comes as it is used */
     *out = c;
     return MILAD_OK;
 }
 
 void kv_close(kv *c) {
     if (!c) return;
+    if (c->has_toucher) {
+        pthread_mutex_lock(&c->lock);
+        c->ends = 1;
+        pthread_cond_signal(&c->wake);
+        pthread_mutex_unlock(&c->lock);
+        pthread_join(c->toucher, NULL);
+    }
     if (c->data) munmap(c->data, c->n_bytes);
     free(c);
 }

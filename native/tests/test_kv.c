@@ -104,6 +104,29 @@ static void test_q8_extremes(void) {
     kv_close(c);
 }
 
+/* Memory mapped ahead while blocks are written changes none of them, and an arena may close at any moment of it. */
+static void test_ahead(void) {
+    const hparams hp = {.n_layer = 3, .n_head = 2, .n_head_kv = 2, .head_dim = 64};
+    for (int32_t last = 0; last < 2000; last = last * 3 + 1) {
+        kv *c = NULL;
+        CHECK_INT(kv_open(&hp, 2000, KV_F16, &c), 0);
+        uint8_t *wrote = malloc(kv_block_bytes(c)), *found = malloc(kv_block_bytes(c));
+        for (int32_t block = 0; block <= last; block += 7) {
+            memset(wrote, block + 1, kv_block_bytes(c));
+            kv_write(c, block, wrote);
+            kv_ahead(c, block);
+        }
+        for (int32_t block = 0; block <= last; block += 7) {
+            memset(wrote, block + 1, kv_block_bytes(c));
+            kv_read(c, block, found);
+            CHECK(memcmp(wrote, found, kv_block_bytes(c)) == 0);
+        }
+        kv_close(c);
+        free(wrote);
+        free(found);
+    }
+}
+
 int main(void) {
     const hparams hp = {.n_layer = 1 << 20, .n_head = 1, .n_head_kv = 1 << 12, .head_dim = 1 << 10};
     kv *c = NULL;
@@ -112,6 +135,7 @@ int main(void) {
     test_type(KV_F32, 0);
     test_type(KV_BF16, 1.0f / 256);
     test_q8_extremes();
+    test_ahead();
     CHECK_INT(kv_open(&hp, INT32_MAX, KV_F16, &c), MILAD_E_ARGUMENT);
     CHECK_INT(kv_open(&hp, 0, KV_F16, &c), MILAD_E_ARGUMENT);
     CHECK_INT(kv_open(&hp, 1, 4, &c), MILAD_E_ARGUMENT);
