@@ -30,8 +30,10 @@ INLINE void ask_ahead(size_t ahead, const bool once, const uint8_t *p, const int
 {
     if (ahead)
 #pragma GCC unroll 64
-        for (int i = 0; i < n_bytes; i += 64)
-            _mm_prefetch((const char *)p + ahead + i, once ? _MM_HINT_NTA : _MM_HINT_T0);
+        for (int i = 0; i < n_bytes; i += 64) {
+            if (once) _mm_prefetch((const char *)p + ahead + i, _MM_HINT_NTA); /* clang wants the hint as a constant */
+            else _mm_prefetch((const char *)p + ahead + i, _MM_HINT_T0);
+        }
 }
 
 /* What the codes of a type are above the value that they mean; 0: a type with minima. */
