@@ -60,8 +60,8 @@ def resolve(options: Mapping[str, Value], folder: Path) -> list[tuple[str, Path]
 class Models:
     """app.base.Pool: the models besides the first."""
 
-    def __init__(self, others: list[tuple[str, Path]], options: Mapping[str, Value], *, post: Callable[..., Any], watch: Callable[[Any], Any], first: Callable[[], int],
-                 clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, others: list[tuple[str, Path]], options: Mapping[str, Value], *, post: Callable[..., Any],
+                 watch: Callable[[Any], Any], first: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
         """post: the event loop's Mailbox; watch: a runner as the metrics want it; first: bytes of the first model."""
         own = {"model_name": Value(None, "default"), "model_aliases": Value((), "default")}
         self._entries = {name: _Entry(name, path, {**options, **own, "model": Value((str(path),), "default")}) for name, path in others}

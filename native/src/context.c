@@ -20,7 +20,7 @@ struct milad_context {
     pool *pool;
     kv *kv;
     forward *forward;
-    int32_t max_rows, n_blocks;
+    int32_t max_rows, n_blocks, last_block; /* the highest that the batch just checked names */
     atomic_int interrupt;
     uint64_t n_steps, n_rows, n_checks;
     listing *listings;    /* [n_blocks] */
@@ -117,6 +117,7 @@ static int32_t check_shape(const milad_context *c, const milad_batch *b) {
 /* Block tables: every entry a block, and how many entries name each. */
 static int32_t check_sequences(milad_context *c, const milad_batch *b) {
     c->n_checks++;
+    c->last_block = 0;
     for (int32_t s = 0; s < b->n_sequences; s++) {
         const milad_sequence *q = &b->sequences[s];
         if (q->n_blocks < 0 || q->n_blocks > c->n_blocks || (q->n_blocks && !q->blocks))
@@ -127,6 +128,7 @@ static int32_t check_sequences(milad_context *c, const milad_batch *b) {
             listing *l = &c->listings[q->blocks[i]];
             if (l->step != c->n_checks) *l = (listing){.step = c->n_checks};
             l->n++;
+            if (q->blocks[i] > c->last_block) c->last_block = q->blocks[i];
         }
         c->positions[s] = -1;
     }
@@ -174,11 +176,7 @@ int32_t milad_step(milad_context *c, const milad_batch *batch) {
     if (!c) return fail(MILAD_E_ARGUMENT, "no context");
     int32_t status = check_batch(c, batch);
     if (status < 0) return status;
-    int32_t last = 0;
-    for (int32_t s = 0; s < batch->n_sequences; s++)
-        for (int32_t i = 0; i < batch->sequences[s].n_blocks; i++)
-            if (batch->sequences[s].blocks[i] > last) last = batch->sequences[s].blocks[i];
-    kv_ahead(c->kv, last);
+    kv_ahead(c->kv, c->last_block);
     status = forward_run(c->forward, batch);
     if (status == MILAD_E_INTERRUPTED) atomic_store(&c->interrupt, 0);
     if (status < 0) return status;

@@ -94,15 +94,21 @@ def test_several_prompts_and_choices(live: Live) -> None:
 KEEPALIVE = {"/v1/chat/completions": '"delta":{}', "/v1/completions": '"text":""', "/v1/messages": "event: ping", "/v1/responses": "event: response.in_progress"}
 
 
-@pytest.mark.parametrize("path", APIS)
-def test_keepalive_while_nothing_is_said(path: str) -> None:
-    """Silence, before the first text and within it, lasts until four signs of life were read."""
+def silence_until_told() -> tuple[Any, threading.Semaphore]:
+    """(a step that lasts, what ends it when released)."""
     goes_on = threading.Semaphore(0)
 
     async def silence() -> None:
         while not goes_on.acquire(blocking=False):
             await asyncio.sleep(0.01)
 
+    return silence, goes_on
+
+
+@pytest.mark.parametrize("path", APIS)
+def test_keepalive_while_nothing_is_said(path: str) -> None:
+    """Silence, before the first text and within it, lasts until four signs of life were read."""
+    silence, goes_on = silence_until_told()
     steps = [[Started(Usage(3))], silence, [BlockStart(0, "text")], [Delta(0, "x")], silence, text_events()[-1]]
     with serving(fake_app(steps, keepalive_s=0.05)) as live:
         client = http.client.HTTPConnection("127.0.0.1", live.port, timeout=20)
@@ -121,12 +127,7 @@ def test_keepalive_while_nothing_is_said(path: str) -> None:
 @pytest.mark.parametrize("path", APIS)
 def test_signs_of_life_tell_how_far_the_prompt_is_read(path: str) -> None:
     """Until the first text; chat's return_progress asks for a chunk of each step."""
-    goes_on = threading.Semaphore(0)
-
-    async def silence() -> None:
-        while not goes_on.acquire(blocking=False):
-            await asyncio.sleep(0.01)
-
+    silence, goes_on = silence_until_told()
     steps = [[Progress(0, 90, 0, 2)], silence, [Started(Usage(90, 20)), Progress(50, 90, 20)], silence,
              [Progress(90, 90, 20), BlockStart(0, "text")], [Delta(0, "x")], silence, text_events()[-1]]
     with serving(fake_app(steps, keepalive_s=0.05)) as live:
