@@ -202,11 +202,18 @@ static void swiglu_rows(void *arg, int32_t lo, int32_t hi, int32_t thread) {
     for (int64_t r = lo; r < hi; r++) f->ops->swiglu(f->gate + r * n, f->up + r * n, f->hp->n_ff);
 }
 
-/* Products of n matrices with the rows of `in`; n <= 3. */
-static void multiply(forward *f, const float *in, const mat *const *w, int32_t n, float *const *out, const float *const *bias) {
+/* What the stage after next will multiply with: memory idles while few rows are normed and stored. */
+static void ahead(const forward *f, const mat *const *w, int32_t n) {
+    if (f->n_rows <= FEW_ROWS) mat_ahead(f->pool, w, n);
+}
+
+/* Products of n matrices with the rows of `in`; n <= 3. The n_next matrices of the next product are asked for at the end. */
+static void multiply(forward *f, const float *in, const mat *const *w, int32_t n, float *const *out, const float *const *bias,
+                     const mat *const *next, int32_t n_next) {
     int64_t ld[3] = {0};
     for (int32_t i = 0; i < n; i++) ld[i] = w[i]->n_out;
     mat_act_prepare(f->pool, f->act, act_kinds(w, n), in, w[0]->n_in, w[0]->n_in, f->n_rows);
+    ahead(f, next, n_next);
     mat_mul(f->pool, w, n, f->act, f->n_rows, out, ld, bias);
 }
 
@@ -249,25 +256,28 @@ static int32_t run_layer(forward *f) {
     const int32_t last = f->i_layer == h->n_layer - 1;
     const mat *qkv[] = {&l->wq, &l->wk, &l->wv}, *wo[] = {&l->wo}, *gate_up[] = {&l->gate, &l->up}, *down[] = {&l->down};
     float *const qkv_out[] = {f->q, f->k, f->v}, *const sum[] = {f->sum}, *const gate_up_out[] = {f->gate, f->up};
+    const layer *after = last ? l : l + 1;
+    const mat *next_qkv[] = {&after->wq, &after->wk, &after->wv}, *head[] = {&f->model->output};
     const float *const qkv_bias[] = {l->bq, l->bk, l->bv}, *const wo_bias[] = {l->bo};
 
     will_store(f);
-    multiply(f, f->norm, qkv, 3, qkv_out, qkv_bias);
+    multiply(f, f->norm, qkv, 3, qkv_out, qkv_bias, wo, 1);
     each_row(f, (int64_t)(h->n_head + 2 * h->n_head_kv) * h->head_dim, store_rows);
     if (last) drop_rows(f);
     if (interrupted(f) < 0) return MILAD_E_INTERRUPTED;
     if (!f->n_rows) return MILAD_OK;
 
+    ahead(f, wo, 1);
     attention_run(f->attention, f->i_layer, f->q, f->att);
     will_norm(f, l->ffn_norm);
-    multiply(f, f->att, wo, 1, sum, wo_bias);
+    multiply(f, f->att, wo, 1, sum, wo_bias, gate_up, 2);
     each_row(f, h->n_embd, residual_rows);
     if (interrupted(f) < 0) return MILAD_E_INTERRUPTED;
 
-    multiply(f, f->norm, gate_up, 2, gate_up_out, NULL);
+    multiply(f, f->norm, gate_up, 2, gate_up_out, NULL, down, 1);
     each_row(f, h->n_ff, swiglu_rows);
     will_norm(f, last ? f->model->output_norm : f->model->layers[f->i_layer + 1].attn_norm);
-    multiply(f, f->gate, down, 1, sum, NULL);
+    multiply(f, f->gate, down, 1, sum, NULL, last ? head : next_qkv, last ? 1 : 3);
     each_row(f, h->n_embd, residual_rows);
     return interrupted(f);
 }
@@ -287,7 +297,8 @@ static void sample_rows(void *arg, int32_t lo, int32_t hi, int32_t thread) {
 
 /* Logits and samples of the rows that are left, a few at a time. */
 static int32_t run_outputs(forward *f) {
-    const mat *w[] = {&f->model->output};
+    const layer *l = &f->model->layers[0];
+    const mat *w[] = {&f->model->output}, *first[] = {&l->wq, &l->wk, &l->wv}; /* of the next step */
     float *const out[] = {f->logits};
     const int32_t n_rows = f->n_rows;
     milad_row *rows = f->rows;
@@ -295,7 +306,7 @@ static int32_t run_outputs(forward *f) {
     for (int32_t r = 0; r < n_rows && status == MILAD_OK; r += f->n_logit_rows) {
         f->n_rows = n_rows - r < f->n_logit_rows ? n_rows - r : f->n_logit_rows;
         f->rows = rows + r;
-        multiply(f, f->norm + (int64_t)r * f->hp->n_embd, w, 1, out, NULL);
+        multiply(f, f->norm + (int64_t)r * f->hp->n_embd, w, 1, out, NULL, first, 3);
         pool_run(f->pool, f->n_rows, 1, sample_rows, f);
         status = interrupted(f);
     }

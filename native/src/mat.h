@@ -57,4 +57,8 @@ void mat_act_prepare(pool *p, void *act, uint32_t kinds, const float *x, int64_t
 void mat_mul(pool *p, const mat *const *w, int32_t n_w, const void *act, int32_t n_rows, float *const *y,
              const int64_t *ld_y, const float *const *bias);
 
+/* Before a stage of few rows: the matrices of the product that will follow it. Threads that wait at the stage's end ask for the
+ * beginning of their part. */
+void mat_ahead(pool *p, const mat *const *w, int32_t n_w);
+
 #endif

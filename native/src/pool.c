@@ -4,6 +4,7 @@
  * A stage is cut into chunks of `grain` items. Each thread has a range of chunks in one atomic word (tag 32 | lo 16 |
  * hi 16): its owner takes from the front, others take from the back, both by compare-and-swap. The leader waits until the
  * work is done, not until threads arrive, so a worker that the machine has put to sleep costs nothing unless it holds a chunk.
+ * Who waits asks for the memory that it will read in the stage after (pool_ahead), so that memory does not idle.
  *
  * What a late worker may see: `fn`, `arg` and the rest of a stage are read only after a chunk of it was taken. The
  * leader writes the next stage only when every chunk is done, so what is read then is that stage's, whatever the tag; the tag
@@ -35,6 +36,12 @@
 
 enum {
     MAX_THREADS = 256,
+    LINE = 64,
+    ASK_LINES = 4,          /* asked for between two looks: what a core requests in some 10 ns */
+    JOB_LINES = 8,
+#ifndef TAKE_PART
+    TAKE_PART = 4,          /* of what is left of a range */
+#endif
     SPIN_IDLE = 4000,       /* pauses of an idle worker before it sleeps */
     SPIN_STALL = 3000,      /* pauses of the leader between looks at whom it waits for */
     WINDOW_NS = 4000000,    /* least time over which the leader looks at its own share of a core */
@@ -46,7 +53,12 @@ enum {
 
 typedef struct pool_thread {
     _Alignas(128) _Atomic uint64_t range;
+    _Atomic(const char *) ahead;   /* what it will read after this stage; written with the range */
+    _Atomic size_t n_ahead;
+    _Alignas(128) atomic_uint finished; /* chunks, ever; written by the thread alone: a shared count would wander from core to core */
     _Alignas(128) atomic_int busy; /* holds a chunk */
+    const char *next;              /* leader only: of pool_ahead() */
+    size_t n_next;
     int64_t left_out_until;        /* leader only */
     int64_t penalty;               /* leader only: ns of the last exclusion */
     int64_t cpu_seen;              /* leader only: the thread's CPU time when a wait grew long */
@@ -60,19 +72,33 @@ typedef struct pool_thread {
 struct pool {
     _Alignas(128) atomic_uint stage;
     _Alignas(128) atomic_int sleepers; /* a worker may sleep on `stage`; cleared by who wakes it, which it may be long in noticing */
-    _Alignas(128) atomic_int done;
     _Alignas(128) _Atomic(pool_fn) fn;
     _Atomic(void *) arg;
-    atomic_int n_items, grain, take, quit;
+    atomic_int n_items, grain, quit;
     atomic_uint active[MAX_THREADS]; /* 0: left out, sleeps on this word */
     int32_t n_threads;
-    pid_t owner;
+    unsigned n_forks;              /* before it was opened */
+    uint32_t n_given;              /* chunks of all stages, to compare with what the threads have finished */
     int64_t window_wall, window_cpu, window_preempted;
     uint32_t n_stages;
     int32_t n_left_out;
     core_list cores;
     pool_thread *t;
 };
+
+/* Forks that this process is the child of: a child has no workers. getpid() is a system call, and stages are many. */
+static unsigned n_forks;
+static pthread_once_t counts_forks = PTHREAD_ONCE_INIT;
+
+static void forked(void)
+{
+    n_forks++;
+}
+
+static void count_forks(void)
+{
+    pthread_atfork(NULL, NULL, forked);
+}
 
 static int64_t clock_ns(clockid_t id)
 {
@@ -105,15 +131,15 @@ static inline uint64_t range_word(unsigned tag, uint32_t lo, uint32_t hi)
     return (uint64_t)tag << 32 | (uint64_t)lo << 16 | hi;
 }
 
-/* Takes up to `want` chunks of a stage from one end of a range. */
-static bool take(_Atomic uint64_t *range, unsigned tag, bool front, uint32_t want, uint32_t *lo, uint32_t *hi)
+/* Takes a part of a stage's chunks from one end of a range: the last takes are small, so threads end together. */
+static bool take(_Atomic uint64_t *range, unsigned tag, bool front, uint32_t *lo, uint32_t *hi)
 {
     uint64_t w = atomic_load_explicit(range, memory_order_acquire);
     for (;;) {
         uint32_t a = (uint32_t)(w >> 16) & 0xffffu, b = (uint32_t)w & 0xffffu;
         if ((unsigned)(w >> 32) != tag || a >= b)
             return false;
-        uint32_t n = b - a < want ? b - a : want;
+        const uint32_t n = (b - a + TAKE_PART - 1) / TAKE_PART;
         *lo = front ? a : b - n;
         *hi = *lo + n;
         uint64_t next = front ? range_word(tag, a + n, b) : range_word(tag, a, b - n);
@@ -130,7 +156,20 @@ static void do_chunks(pool *p, int32_t thread, uint32_t lo, uint32_t hi)
     pool_fn fn = atomic_load_explicit(&p->fn, memory_order_relaxed);
     fn(atomic_load_explicit(&p->arg, memory_order_relaxed), (int32_t)((int64_t)lo * grain), (int32_t)end, thread);
     atomic_store_explicit(&p->t[thread].busy, 0, memory_order_relaxed);
-    atomic_fetch_add_explicit(&p->done, (int)(hi - lo), memory_order_release);
+    const unsigned finished = atomic_load_explicit(&p->t[thread].finished, memory_order_relaxed);
+    atomic_store_explicit(&p->t[thread].finished, finished + (hi - lo), memory_order_release);
+}
+
+/* Asks for some of [*at, *at + *left); false: nothing is left. */
+static inline bool ask(const char **at, size_t *left)
+{
+    if (*left < ASK_LINES * LINE)
+        return false;
+    for (int i = 0; i < ASK_LINES; i++)
+        __builtin_prefetch(*at + i * LINE);
+    *at += ASK_LINES * LINE;
+    *left -= ASK_LINES * LINE;
+    return true;
 }
 
 static void work(pool *p, int32_t thread, unsigned tag)
@@ -140,10 +179,8 @@ static void work(pool *p, int32_t thread, unsigned tag)
     for (int32_t i = 0; i < p->n_threads; i++) {
         int32_t from = thread + i < p->n_threads ? thread + i : thread + i - p->n_threads;
         for (;;) {
-            uint32_t want = (uint32_t)atomic_load_explicit(&p->take, memory_order_relaxed);
-            want = i > 0 ? (want + 1) / 2 : want;
             atomic_store_explicit(busy, 1, memory_order_relaxed);
-            if (!take(&p->t[from].range, tag, i == 0, want ? want : 1, &lo, &hi))
+            if (!take(&p->t[from].range, tag, i == 0, &lo, &hi))
                 break;
             do_chunks(p, thread, lo, hi);
         }
@@ -160,10 +197,14 @@ static void *worker(void *arg)
     for (;;) {
         int spins = 0;
         unsigned now;
+        const char *ahead = atomic_load_explicit(&self->ahead, memory_order_relaxed); /* of this stage or, late, of the next: no matter */
+        size_t n_ahead = atomic_load_explicit(&self->n_ahead, memory_order_relaxed);
         while (atomic_load(active) == 0)
             futex_wait(active, 0);
         while ((now = atomic_load_explicit(&p->stage, memory_order_acquire)) == tag
                && atomic_load_explicit(active, memory_order_relaxed)) {
+            if (ask(&ahead, &n_ahead))
+                continue;
             pause_cpu();
             if (++spins < SPIN_IDLE)
                 continue;
@@ -175,6 +216,10 @@ static void *worker(void *arg)
         if (atomic_load_explicit(&p->quit, memory_order_acquire))
             return NULL;
         if (now != tag) {
+            /* The leader's memory, perhaps another die's: all lines at once, before the first atomic operation. */
+            const char *job = atomic_load_explicit(&p->arg, memory_order_relaxed);
+            for (int i = 0; i < JOB_LINES; i++)
+                __builtin_prefetch(job + i * LINE);
             tag = now;
             work(p, self->index, tag);
         }
@@ -223,7 +268,8 @@ pool *pool_open(int32_t n_threads)
         return NULL;
     }
     memset(p->t, 0, (size_t)n_threads * sizeof *p->t);
-    p->owner = getpid();
+    pthread_once(&counts_forks, count_forks);
+    p->n_forks = n_forks;
     cores_list(&p->cores);
     for (int32_t i = 0; i < n_threads; i++) {
         p->t[i].index = i;
@@ -255,7 +301,7 @@ void pool_close(pool *p)
 {
     if (p == NULL)
         return;
-    if (p->owner == getpid()) { /* a forked child has no workers */
+    if (p->n_forks == n_forks) {
         atomic_store(&p->quit, 1);
         atomic_fetch_add(&p->stage, 1);
         futex_wake(&p->stage);
@@ -356,11 +402,23 @@ static void leave_out_stalled(pool *p, int64_t *looked_at)
     *looked_at = now;
 }
 
-static void wait_done(pool *p, int32_t n_chunks)
+static bool all_done(const pool *p)
+{
+    uint32_t n = 0;
+    for (int32_t i = 0; i < p->n_threads; i++)
+        n += atomic_load_explicit(&p->t[i].finished, memory_order_acquire);
+    return n == p->n_given;
+}
+
+static void wait_done(pool *p)
 {
     int spins = 0;
     int64_t looked_at = 0;
-    while (atomic_load_explicit(&p->done, memory_order_acquire) != n_chunks) {
+    const char *ahead = atomic_load_explicit(&p->t[0].ahead, memory_order_relaxed);
+    size_t n_ahead = atomic_load_explicit(&p->t[0].n_ahead, memory_order_relaxed);
+    while (!all_done(p)) {
+        if (ask(&ahead, &n_ahead))
+            continue;
         pause_cpu();
         if (++spins < SPIN_STALL)
             continue;
@@ -376,13 +434,14 @@ static void publish(pool *p, int32_t n_chunks, unsigned tag)
     int32_t n_active = 0, k = 0;
     for (int32_t i = 0; i < p->n_threads; i++)
         n_active += (int32_t)atomic_load_explicit(&p->active[i], memory_order_relaxed);
-    atomic_store_explicit(&p->done, 0, memory_order_relaxed);
-    int32_t share = n_chunks / (4 * n_active);
-    atomic_store_explicit(&p->take, share > 1 ? share : 1, memory_order_relaxed);
+    p->n_given += (uint32_t)n_chunks;
     for (int32_t i = 0; i < p->n_threads; i++) {
         uint32_t lo = (uint32_t)((int64_t)n_chunks * k / n_active);
         k += (int32_t)atomic_load_explicit(&p->active[i], memory_order_relaxed);
         uint32_t hi = (uint32_t)((int64_t)n_chunks * k / n_active);
+        atomic_store_explicit(&p->t[i].ahead, p->t[i].next, memory_order_relaxed);
+        atomic_store_explicit(&p->t[i].n_ahead, p->t[i].n_next, memory_order_relaxed);
+        p->t[i].n_next = 0;
         atomic_store_explicit(&p->t[i].range, range_word(tag, lo, hi), memory_order_release);
     }
     atomic_store(&p->stage, tag);
@@ -397,6 +456,12 @@ static void publish(pool *p, int32_t n_chunks, unsigned tag)
     }
 }
 
+void pool_ahead(pool *p, int32_t thread, const void *at, size_t n_bytes)
+{
+    p->t[thread].next = at;
+    p->t[thread].n_next = n_bytes;
+}
+
 void pool_run(pool *p, int32_t n_items, int32_t grain, pool_fn fn, void *arg)
 {
     if (n_items <= 0)
@@ -407,7 +472,7 @@ void pool_run(pool *p, int32_t n_items, int32_t grain, pool_fn fn, void *arg)
     const int32_t n_chunks = (int32_t)(((int64_t)n_items + grain - 1) / grain);
     if (p && p->n_left_out)
         let_back(p);
-    if (p == NULL || n_chunks == 1 || p->n_left_out == p->n_threads - 1 || p->owner != getpid()) {
+    if (p == NULL || n_chunks == 1 || p->n_left_out == p->n_threads - 1 || p->n_forks != n_forks) {
         fn(arg, 0, n_items, 0);
         return;
     }
@@ -420,5 +485,5 @@ void pool_run(pool *p, int32_t n_items, int32_t grain, pool_fn fn, void *arg)
     unsigned tag = atomic_load_explicit(&p->stage, memory_order_relaxed) + 1;
     publish(p, n_chunks, tag);
     work(p, 0, tag);
-    wait_done(p, n_chunks);
+    wait_done(p);
 }

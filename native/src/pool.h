@@ -7,6 +7,7 @@
 #ifndef MILAD_POOL_H
 #define MILAD_POOL_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 typedef struct pool pool;
@@ -20,6 +21,9 @@ int32_t pool_threads(const pool *p);
 /* Runs fn over 0..n_items-1 and returns when all is done. grain >= 1: least items handed out at once. Items go out in
  * rising order per thread. */
 void pool_run(pool *p, int32_t n_items, int32_t grain, pool_fn fn, void *arg);
+/* What `thread` will read first in the stage after the next one: while it waits at the next one's end, it asks for that memory.
+ * Only a hint; holds for one stage. Caller's thread. */
+void pool_ahead(pool *p, int32_t thread, const void *at, size_t n_bytes);
 /* Cores this process may really use: affinity mask and cgroup quota, at least 1. */
 int32_t pool_usable_cores(void);
 

@@ -95,22 +95,45 @@ double probe_ops_once(pool *p, enum probe_kind kind)
     return (double)job.n_ops / (now_s() - begin);
 }
 
+static long cache_bytes(int level)
+{
+#if defined(_SC_LEVEL1_DCACHE_SIZE)
+    static const int names[] = {_SC_LEVEL1_DCACHE_SIZE, _SC_LEVEL2_CACHE_SIZE, _SC_LEVEL3_CACHE_SIZE};
+    long n = sysconf(names[level - 1]);
+    return n > 0 ? n : 0;
+#else
+    (void)level;
+    return 0;
+#endif
+}
+
+/* Bytes that no cache holds a share of worth counting: 192 MB beside an L3 of 32 were read 5 to 20 % faster than memory (../lab). */
+static size_t probe_bytes(void)
+{
+    enum { LEAST = 192 << 20, MOST = 1 << 30, OF_L3 = 16, OF_MEMORY = 16 };
+    const size_t memory = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE) / OF_MEMORY;
+    size_t n = (size_t)cache_bytes(3) * OF_L3;
+    n = n < MOST ? n : MOST;
+    n = n < memory ? n : memory;
+    return (n > LEAST ? n : LEAST) / 512 * 512;
+}
+
 static double best_read(pool *p)
 {
-    enum { BYTES = 192 << 20 };
-    char *data = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const size_t n_bytes = probe_bytes();
+    char *data = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED)
         return 0;
 #ifdef MADV_HUGEPAGE
-    madvise(data, BYTES, MADV_HUGEPAGE);
+    madvise(data, n_bytes, MADV_HUGEPAGE);
 #endif
-    memset(data, 1, BYTES);
+    memset(data, 1, n_bytes);
     double best = 0;
     for (double begin = now_s(); now_s() - begin < 0.2;) {
-        double rate = BYTES / probe_read_once(p, data, BYTES);
+        double rate = (double)n_bytes / probe_read_once(p, data, n_bytes);
         best = rate > best ? rate : best;
     }
-    munmap(data, BYTES);
+    munmap(data, n_bytes);
     return best;
 }
 
@@ -139,18 +162,6 @@ int32_t milad_probe(int32_t kind, int32_t n_threads, double *out)
         return fail(MILAD_E_MEMORY, "milad_probe: no memory to read");
     *out = best;
     return MILAD_OK;
-}
-
-static long cache_bytes(int level)
-{
-#if defined(_SC_LEVEL1_DCACHE_SIZE)
-    static const int names[] = {_SC_LEVEL1_DCACHE_SIZE, _SC_LEVEL2_CACHE_SIZE, _SC_LEVEL3_CACHE_SIZE};
-    long n = sysconf(names[level - 1]);
-    return n > 0 ? n : 0;
-#else
-    (void)level;
-    return 0;
-#endif
 }
 
 /* The processor's name for a JSON string: printable ASCII without quotes and backslashes. */
