@@ -56,13 +56,22 @@ static span spelling_of(const vocab *v, int32_t id) {
 
 /* -- reading ------------------------------------------------------------------------------------------------------- */
 
-static int32_t read_tokens(const gguf *g, vocab *v) {
-    const gguf_value *tokens = gguf_find(g, KEY "tokens");
+/* The array of tokens, of 1 to MAX_TOKENS items. */
+static int32_t find_tokens(const gguf *g, const gguf_value **out) {
+    const gguf_value *tokens = *out = gguf_find(g, KEY "tokens");
     if (!tokens || tokens->type != GGUF_ARRAY || tokens->item_type != GGUF_STRING)
         return fail(MILAD_E_FORMAT, "%s: key '" KEY "tokens' is %s", gguf_path(g), tokens ? "no array of strings" : "missing");
     if (tokens->n_items == 0 || tokens->n_items > MAX_TOKENS)
         return fail(MILAD_E_FORMAT, "%s: key '" KEY "tokens' has %llu tokens, not 1 to %d", gguf_path(g),
                     (unsigned long long)tokens->n_items, MAX_TOKENS);
+    return MILAD_OK;
+}
+
+static int32_t read_tokens(const gguf *g, vocab *v) {
+    const gguf_value *tokens;
+    int32_t status = find_tokens(g, &tokens);
+    if (status)
+        return status;
     spellings *s = &v->spellings;
     gguf_str token;
     size_t n_bytes = 0;
@@ -331,6 +340,14 @@ static int32_t check_model(const gguf *g) {
     int sentencepiece = model.n_bytes == 5 && memcmp(model.data, "llama", 5) == 0;
     return fail(MILAD_E_UNSUPPORTED, "%s: key '" KEY "model' is '%.*s'%s; this build has byte-level BPE ('gpt2') only",
                 gguf_path(g), (int)(model.n_bytes < 40 ? model.n_bytes : 40), model.data, sentencepiece ? " (SentencePiece)" : "");
+}
+
+int32_t vocab_count(const gguf *g, int32_t *n) {
+    const gguf_value *tokens;
+    int32_t status = check_model(g);
+    if (!status && !(status = find_tokens(g, &tokens)))
+        *n = (int32_t)tokens->n_items;
+    return status;
 }
 
 int32_t vocab_open(const gguf *g, vocab **out) {
