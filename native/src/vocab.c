@@ -144,17 +144,28 @@ static void read_bytes(vocab *v) {
     }
 }
 
-/* One merge "left right". 1: kept. */
-static int read_merge(vocab *v, gguf_str text, uint32_t rank, char *joined) {
+/* Is this the spelling of the token? */
+static int is_spelled(const vocab *v, int32_t id, const char *left, size_t n_left, const char *right, size_t n_right) {
+    if (id < 0 || id >= v->spellings.n)
+        return 0;
+    span s = spelling_of(v, id);
+    return s.n_bytes == n_left + n_right && memcmp(s.data, left, n_left) == 0 && memcmp(s.data + n_left, right, n_right) == 0;
+}
+
+/* One merge "left right". 1: kept. *last: the token of the merge before, whose neighbour most often is the token of this one. */
+static int read_merge(vocab *v, gguf_str text, uint32_t rank, char *joined, int32_t *last) {
     const char *blank = text.n_bytes > 2 && text.n_bytes < MAX_SPELLING ? memchr(text.data + 1, ' ', text.n_bytes - 2) : NULL;
     if (!blank)
         return 0;
     size_t n_left = (size_t)(blank - text.data), n_right = text.n_bytes - n_left - 1;
-    memcpy(joined, text.data, n_left);
-    memcpy(joined + n_left, blank + 1, n_right);
-    int32_t left = spellings_find(&v->spellings, joined, n_left);
-    int32_t right = spellings_find(&v->spellings, joined + n_left, n_right);
-    int32_t id = spellings_find(&v->spellings, joined, n_left + n_right);
+    int32_t left = spellings_find(&v->spellings, text.data, n_left), right = spellings_find(&v->spellings, blank + 1, n_right);
+    int32_t id = *last + 1;
+    if (v->spellings.n_duplicates || !is_spelled(v, id, text.data, n_left, blank + 1, n_right)) { /* the lowest id counts */
+        memcpy(joined, text.data, n_left);
+        memcpy(joined + n_left, blank + 1, n_right);
+        id = spellings_find(&v->spellings, joined, n_left + n_right);
+    }
+    *last = id;
     return is_text(v, left) && is_text(v, right) && is_text(v, id) &&
            bpe_add(&v->bpe, (uint32_t)left, (uint32_t)right, rank, (uint32_t)id);
 }
@@ -172,9 +183,10 @@ static int32_t read_merges(const gguf *g, vocab *v) {
         return fail(MILAD_E_MEMORY, "%s: no memory for the merges", gguf_path(g));
     }
     uint32_t rank = 0, n_kept = 0;
+    int32_t last = -1;
     gguf_str text;
     for (uint64_t cursor = 0; gguf_next_str(merges, &cursor, &text) == 1; rank++)
-        n_kept += (uint32_t)read_merge(v, text, rank, joined);
+        n_kept += (uint32_t)read_merge(v, text, rank, joined, &last);
     free(joined);
     if (n_kept < rank)
         log_line('W', "%s: " KEY "merges: %u of %u ignored (no pair, a repeated pair, or a token that is missing or no text)",

@@ -5,7 +5,7 @@
  * answer wrongly. Packing: matrices go into one arena of panels, in the order in which a step reads them. Threads take stretches of
  * the arena, a huge page each, so that no two of them make the system clear the same page; they read what belongs there into memory
  * of their own that stays in the second-level cache, so resident memory never exceeds the file's size by much. The first of them
- * opens the vocabulary. Norms and biases become F32.
+ * opens the vocabulary, the second takes the fingerprint. Norms and biases become F32.
  */
 #include <errno.h>
 #include <math.h>
@@ -272,7 +272,7 @@ typedef struct packing {
     size_t n_bytes;     /* of all panels */
     volatile float *progress;
     atomic_size_t n_done;
-    atomic_int next;    /* 0: the vocabulary; i: stretch i - 1 */
+    atomic_int next;    /* 0: the vocabulary; 1: the fingerprint; i: stretch i - 2 */
     atomic_int status;
     char error[512];    /* of who set status */
 } packing;
@@ -316,14 +316,16 @@ static void load_some(void *arg, int32_t lo, int32_t hi, int32_t thread) {
     (void)lo, (void)hi;
     packing *p = arg;
     uint8_t *room = NULL;
-    for (int32_t i; !atomic_load(&p->status) && (i = atomic_fetch_add(&p->next, 1)) <= p->n_stretches;) {
+    for (int32_t i; !atomic_load(&p->status) && (i = atomic_fetch_add(&p->next, 1)) < p->n_stretches + 2;) {
         int32_t status = 0, none = 0;
         if (i == 0)
             status = vocab_open(p->m->file, &p->m->vocab);
+        else if (i == 1)
+            status = model_fingerprint(p->m->file, &p->m->info.fingerprint);
         else if (!room && !(room = malloc(p->room)))
             status = fail(MILAD_E_MEMORY, "%s: out of memory", gguf_path(p->m->file));
         else
-            status = pack_stretch(p, i - 1, room);
+            status = pack_stretch(p, i - 2, room);
         if (status && atomic_compare_exchange_strong(&p->status, &none, status))
             snprintf(p->error, sizeof p->error, "%s", milad_last_error()); /* errors are a thread's own */
         if (thread == 0 && p->progress)
@@ -425,7 +427,8 @@ int32_t model_pack(milad_model *m, const milad_model_params *params) {
     int32_t status = 0;
     if (!(params->flags & MILAD_MODEL_NO_REPACK)) {
         status = pack_all(m, params, list, n);
-    } else if (!(status = vocab_open(m->file, &m->vocab)) && params->flags & MILAD_MODEL_MLOCK) {
+    } else if (!(status = vocab_open(m->file, &m->vocab)) &&
+               !(status = model_fingerprint(m->file, &m->info.fingerprint)) && params->flags & MILAD_MODEL_MLOCK) {
         for (size_t i = 0; i < n; i++)
             lock_memory(m, list[i]->data, list[i]->n_bytes);
     }
