@@ -173,32 +173,77 @@ static void move_bits(uint8_t *dst, int to, const uint8_t *src, int from, unsign
     }
 }
 
+/* One line from n lines of the file: of each the bits from `from` on, one above the other. */
+static inline __attribute__((always_inline)) void collect_bits(uint8_t *dst, const uint8_t *src, size_t step, int n, int from)
+{
+    typedef uint64_t pair __attribute__((vector_size(16)));
+    const int width = 8 / n;
+    const uint64_t mask = (0xFFu >> (8 - width)) * 0x0101010101010101u;
+    for (int i = 0; i < 64; i += 16) {
+        pair out = {0};
+        for (int k = 0; k < n; k++) {
+            pair s;
+            memcpy(&s, src + (size_t)k * step + (size_t)i, 16);
+            out |= ((s >> from) & mask) << (k * width);
+        }
+        memcpy(dst + i, &out, 16);
+    }
+}
+
 /* The lines (64 bytes: 4 values of 16 rows) of a K type's codes between the file's order, in which a line holds bits of several
  * blocks, and the panel's, in which each block of 32 has its own: nibbles (4 lines), pairs of bits (2), single bits (1).
  * In the file (dequant.c): nibbles of block b in line group low(b); pairs and single bits of all blocks in the same lines. */
-static void regroup(int32_t type, uint8_t *panel, uint8_t *file, bool to_panel)
+typedef struct codes {
+    bool six, nibbles, pairs, singles;
+    size_t low, two; /* where nibbles and pairs begin in the file; single bits are first */
+} codes;
+
+static codes codes_of(int32_t type)
 {
-    const bool six = type == MAT_Q6_K, nibbles = six || type == MAT_Q4_K || type == MAT_Q5_K;
-    const bool pairs = six || type == MAT_Q2_K || type == MAT_Q3_K, singles = type == MAT_Q3_K || type == MAT_Q5_K;
-    uint8_t *low = file + (singles ? 512 : 0), *two = six ? low + 2048 : low, *one = file;
+    const bool six = type == MAT_Q6_K, singles = type == MAT_Q3_K || type == MAT_Q5_K;
+    const size_t low = singles ? 512 : 0;
+    return (codes){six, six || type == MAT_Q4_K || type == MAT_Q5_K, six || type == MAT_Q2_K || type == MAT_Q3_K, singles, low,
+                   six ? low + 2048 : low};
+}
+
+static void regroup_to_panel(int32_t type, uint8_t *panel, const uint8_t *file)
+{
+    const codes c = codes_of(type);
+    for (int b = 0; b < 8; b++) {
+        if (c.nibbles) {
+            const uint8_t *f = file + c.low + (c.six ? b / 4 * 2 + b % 2 : b / 2) * 512;
+            for (int g = 0; g < 4; g++, panel += 64)
+                collect_bits(panel, f + g * 64, 256, 2, c.six ? b % 4 / 2 * 4 : b % 2 * 4);
+        }
+        if (c.pairs)
+            for (int g = 0; g < 8; g += 4, panel += 64)
+                collect_bits(panel, file + c.two + (b / 4 * 8 + g) * 64, 64, 4, b % 4 * 2);
+        if (c.singles) {
+            collect_bits(panel, file, 64, 8, b);
+            panel += 64;
+        }
+    }
+}
+
+static void regroup_to_file(int32_t type, const uint8_t *panel, uint8_t *file)
+{
+    const codes c = codes_of(type);
     for (int b = 0; b < 8; b++) {
         for (int g = 0; g < 8; g++) {
-            uint8_t *p = panel;
-            if (nibbles) {
-                const int line = six ? (b / 4 * 2 + b % 2) * 8 + g : b / 2 * 8 + g, shift = six ? b % 4 / 2 * 4 : b % 2 * 4;
-                uint8_t *f = low + line * 64, *q = p + g % 4 * 64;
-                to_panel ? move_bits(q, g / 4 * 4, f, shift, 15) : move_bits(f, shift, q, g / 4 * 4, 15);
+            const uint8_t *p = panel;
+            if (c.nibbles) {
+                const int line = c.six ? (b / 4 * 2 + b % 2) * 8 + g : b / 2 * 8 + g, shift = c.six ? b % 4 / 2 * 4 : b % 2 * 4;
+                move_bits(file + c.low + line * 64, shift, p + g % 4 * 64, g / 4 * 4, 15);
                 p += 256;
             }
-            if (pairs) {
-                uint8_t *f = two + (b / 4 * 8 + g) * 64, *q = p + g / 4 * 64;
-                to_panel ? move_bits(q, g % 4 * 2, f, b % 4 * 2, 3) : move_bits(f, b % 4 * 2, q, g % 4 * 2, 3);
+            if (c.pairs) {
+                move_bits(file + c.two + (b / 4 * 8 + g) * 64, b % 4 * 2, p + g / 4 * 64, g % 4 * 2, 3);
                 p += 128;
             }
-            if (singles)
-                to_panel ? move_bits(p, g, one + g * 64, b, 1) : move_bits(one + g * 64, b, p, g, 1);
+            if (c.singles)
+                move_bits(file + g * 64, b, p, g, 1);
         }
-        panel += nibbles * 256 + pairs * 128 + singles * 64;
+        panel += c.nibbles * 256 + c.pairs * 128 + c.singles * 64;
     }
 }
 
@@ -214,7 +259,7 @@ const uint8_t *mat_file_order(const mat_layout_info *l, const uint8_t *unit, uin
     const size_t head = head_of(l);
     memcpy(room, unit, head);
     memset(room + head, 0, (size_t)l->panel_unit - head);
-    regroup(l->type, (uint8_t *)(uintptr_t)unit + head, room + head, false);
+    regroup_to_file(l->type, unit + head, room + head);
     return room;
 }
 
@@ -228,7 +273,7 @@ void mat_pack_units(const mat *src, int64_t o0, int64_t u0, int64_t u1, uint8_t 
         rows[r] = o0 + r < src->n_out ? (const uint8_t *)src->data + (size_t)(o0 + r) * row_bytes : NULL;
     for (int64_t u = u0; u < u1; u++) {
         const size_t begin = (size_t)u * (size_t)l->unit_bytes;
-        uint8_t *end = dst + l->panel_unit, *p = dst;
+        uint8_t file[MAT_UNIT_MAX], *p = l->block_values == 256 ? file : dst;
         if (l->n_fields == 0)
             p = transpose(rows, begin, l->unit_bytes, l->word, 0, row_bytes, p);
         for (int32_t f = 0; f < l->n_fields; f++) {
@@ -241,13 +286,11 @@ void mat_pack_units(const mat *src, int64_t o0, int64_t u0, int64_t u1, uint8_t 
             }
         }
         if (l->block_values == 256) {
-            uint8_t file[MAT_UNIT_MAX];
             const size_t head = head_of(l);
-            memcpy(file, dst + head, (size_t)l->panel_unit - head);
-            memset(dst + head, 0, (size_t)l->panel_unit - head);
-            regroup(l->type, dst + head, file, true);
+            memcpy(dst, file, head);
+            regroup_to_panel(l->type, dst + head, file + head);
         }
-        dst = end;
+        dst += l->panel_unit;
     }
 }
 

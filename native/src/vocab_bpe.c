@@ -169,6 +169,7 @@ static size_t pair_slot(const bpe *b, uint32_t left, uint32_t right, uint64_t ha
 int32_t bpe_reserve(bpe *b, size_t n_merges, uint64_t seed) {
     b->slots = new_slots(n_merges, &b->slot_mask);
     b->merges = malloc((n_merges + 1) * sizeof *b->merges);
+    b->n_merges = 0;
     b->seed = seed;
     return b->slots && b->merges ? MILAD_OK : MILAD_E_MEMORY;
 }

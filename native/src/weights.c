@@ -253,7 +253,8 @@ static size_t list_matrices(milad_model *m, mat **list) {
     return n + 1;
 }
 
-enum { HUGE_PAGE = 2 << 20, PANEL_ROWS = 16, PIECE_BYTES = 256 << 10 /* a quarter of a second-level cache or so */ };
+enum { HUGE_PAGE = 2 << 20, PANEL_ROWS = 16, PIECE_BYTES = 256 << 10 /* a quarter of a second-level cache or so */,
+       AHEAD = 32 /* pieces that the system is asked for ahead of their use */ };
 
 /* Rows of a matrix that are read and packed at once. */
 typedef struct piece {
@@ -291,14 +292,17 @@ static void cut(packing *p, const mat *w, uint8_t *dst) {
     }
 }
 
+static size_t piece_bytes(const piece *c) { return (size_t)(c->o1 - c->o0) * row_bytes(c->src); }
+static const uint8_t *piece_data(const piece *c) { return (const uint8_t *)c->src->data + (size_t)c->o0 * row_bytes(c->src); }
+
 static int32_t pack_piece(packing *p, const piece *c, uint8_t *room) {
-    const size_t n = row_bytes(c->src), n_bytes = (size_t)(c->o1 - c->o0) * n;
-    const uint8_t *data = (const uint8_t *)c->src->data + (size_t)c->o0 * n;
-    int32_t status = gguf_read(p->m->file, data, n_bytes, room);
+    if (p->pieces + p->n_pieces - c > AHEAD)
+        gguf_will_read(p->m->file, piece_data(c + AHEAD), piece_bytes(c + AHEAD));
+    int32_t status = gguf_read(p->m->file, piece_data(c), piece_bytes(c), room);
     if (status)
         return status;
     const mat part = {.type = c->src->type, .layout = MAT_ROWS, .n_in = c->src->n_in, .n_out = c->o1 - c->o0, .data = room,
-                      .n_bytes = n_bytes};
+                      .n_bytes = piece_bytes(c)};
     mat_pack_rows(&part, c->dst, 0, part.n_out);
     atomic_fetch_add_explicit(&p->n_done, mat_panel_bytes(&part), memory_order_relaxed);
     return 0;
