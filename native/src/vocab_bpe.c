@@ -150,7 +150,7 @@ size_t spelling_encode(const uint8_t *bytes, size_t n_bytes, char *out) {
 /* -- merges -------------------------------------------------------------------------------------------------------- */
 
 static uint64_t hash_pair(const bpe *b, uint32_t left, uint32_t right) {
-    return mix(mix((uint64_t)left << 32 | right) ^ b->seed);
+    return mix(((uint64_t)left << 32 | right) ^ b->seed);
 }
 
 /* The slot of a pair, or the free one that it would take. */
