@@ -42,7 +42,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
         if (t->data && t->n_bytes)
             sum += t->data[0] + t->data[t->n_bytes - 1];
     }
-    sum += model_fingerprint(g);
+    uint64_t fingerprint = 0;
+    sum += (uint64_t)model_fingerprint(g, &fingerprint) + fingerprint;
     if (hparams_read(g, &hp) == 0)
         hparams_read_rope(g, &hp);
     hparams_close(&hp);

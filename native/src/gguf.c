@@ -314,7 +314,7 @@ static void set_path(gguf *g, const char *path) {
         snprintf(g->path, sizeof g->path, "...%s", path + n - (sizeof g->path - 4));
 }
 
-static int32_t map_file(gguf *g, const char *path) {
+static int32_t map_file(gguf *g, const char *path, int32_t vocab_only) {
     struct stat st;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* NONBLOCK: a FIFO must not stall */
     if (fd < 0)
@@ -334,7 +334,12 @@ static int32_t map_file(gguf *g, const char *path) {
             g->mapped = 1;
         }
     }
-    close(fd);
+    if (status || !g->mapped || vocab_only) {
+        close(fd);
+    } else {
+        fcntl(fd, F_SETFL, 0); /* known to be a file: reads may wait */
+        g->fd = fd;
+    }
     return status;
 }
 
@@ -343,8 +348,9 @@ int32_t gguf_open_one(const char *path, int32_t vocab_only, gguf **out) {
     gguf *g = calloc(1, sizeof *g);
     if (!g)
         return fail(MILAD_E_MEMORY, "out of memory");
+    g->fd = -1;
     set_path(g, path);
-    int32_t status = map_file(g, path);
+    int32_t status = map_file(g, path, vocab_only);
     if (!status)
         status = read_header(g, vocab_only);
     if (status)
@@ -359,6 +365,7 @@ int32_t gguf_open_memory(const void *data, size_t n_bytes, int32_t vocab_only, g
     gguf *g = calloc(1, sizeof *g);
     if (!g)
         return fail(MILAD_E_MEMORY, "out of memory");
+    g->fd = -1;
     set_path(g, "(memory)");
     g->data = data;
     g->n_bytes = n_bytes;
@@ -373,6 +380,7 @@ int32_t gguf_open_memory(const void *data, size_t n_bytes, int32_t vocab_only, g
 void gguf_close(gguf *g) {
     if (!g)
         return;
+    gguf_end_reads(g);
     if (g->mapped)
         munmap((void *)(uintptr_t)g->data, g->n_bytes);
     free(g->values);
@@ -385,20 +393,54 @@ void gguf_close(gguf *g) {
     free(g);
 }
 
-/* Advice about the whole pages inside (drop) or around (read) a range. */
-static void advise(const gguf *g, const uint8_t *data, uint64_t n_bytes, int advice, int inside) {
-    if (!g->mapped || !n_bytes)
-        return;
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), lo = (uintptr_t)data, hi = lo + n_bytes;
-    lo = inside ? (lo + page - 1) & ~(page - 1) : lo & ~(page - 1);
-    hi = inside ? hi & ~(page - 1) : hi;
-    if (hi > lo)
-        madvise((void *)lo, hi - lo, advice);
+/* The file of a split model in whose mapping a range begins. */
+static const gguf *part_of(const gguf *g, const uint8_t *data) {
+    for (uint64_t i = 0; i < g->n_parts; i++)
+        if (data >= g->parts[i]->data && data < g->parts[i]->data + g->parts[i]->n_bytes)
+            return g->parts[i];
+    return g;
 }
 
-void gguf_drop(const gguf *g, const uint8_t *data, uint64_t n_bytes) { advise(g, data, n_bytes, MADV_DONTNEED, 1); }
+int32_t gguf_read(const gguf *g, const uint8_t *data, uint64_t n_bytes, void *out) {
+    g = part_of(g, data);
+    if (g->fd < 0) {
+        memcpy(out, data, n_bytes);
+        if (g->mapped && n_bytes) { /* whole pages around it, for a fault maps its neighbours too; reading them again works */
+            uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), lo = (uintptr_t)data & ~(page - 1);
+            madvise((void *)lo, (uintptr_t)data + n_bytes - lo, MADV_DONTNEED);
+        }
+        return 0;
+    }
+    uint64_t at = (uint64_t)(data - g->data);
+    for (uint8_t *to = out; n_bytes;) {
+        ssize_t n = pread(g->fd, to, n_bytes, (off_t)at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return fail(MILAD_E_IO, "%s: can't read at byte %llu: %s", g->path, (unsigned long long)at, strerror(errno));
+        if (n == 0)
+            return fail(MILAD_E_IO, "%s: the file ends at byte %llu, which it did not when it was opened", g->path,
+                        (unsigned long long)at);
+        to += n;
+        at += (uint64_t)n;
+        n_bytes -= (uint64_t)n;
+    }
+    return 0;
+}
 
-void gguf_will_read(const gguf *g, const uint8_t *data, uint64_t n_bytes) { advise(g, data, n_bytes, MADV_WILLNEED, 0); }
+void gguf_will_read(const gguf *g, const uint8_t *data, uint64_t n_bytes) {
+    g = part_of(g, data);
+    if (g->fd >= 0)
+        posix_fadvise(g->fd, (off_t)(data - g->data), (off_t)n_bytes, POSIX_FADV_WILLNEED);
+}
+
+void gguf_end_reads(gguf *g) {
+    if (g->fd >= 0)
+        close(g->fd);
+    g->fd = -1;
+    for (uint64_t i = 0; i < g->n_parts; i++)
+        gguf_end_reads(g->parts[i]);
+}
 
 const char *gguf_path(const gguf *g) { return g->path; }
 

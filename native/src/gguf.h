@@ -1,7 +1,7 @@
 /* gguf.h: reads GGUF v2 and v3 files and trusts nothing in them.
  *
  * All names and values point into the mapping and live until gguf_close(). A file that another process cuts short while it
- * is open ends this one with SIGBUS: models are replaced by renaming, never written in place.
+ * is open ends this one with SIGBUS where the mapping is read: models are replaced by renaming, never written in place.
  */
 #ifndef MILAD_GGUF_H
 #define MILAD_GGUF_H
@@ -43,10 +43,12 @@ int32_t gguf_open_memory(const void *data, size_t n_bytes, int32_t vocab_only, g
 void gguf_close(gguf *g);
 const char *gguf_path(const gguf *g); /* for messages: a long path without its beginning */
 uint64_t gguf_file_bytes(const gguf *g);
-/* Tells the system that a range of the mapping won't be read soon (its memory may go; reading it again still works), or
- * that it will. Any thread. */
-void gguf_drop(const gguf *g, const uint8_t *data, uint64_t n_bytes);
+/* Copies a range of tensor data. Faster than the mapping, whose pages cost more to map than to copy, adds nothing to resident memory, and
+ * a file cut short meanwhile is an error (set for this thread). Any thread; not after gguf_end_reads(). */
+int32_t gguf_read(const gguf *g, const uint8_t *data, uint64_t n_bytes, void *out);
+/* Tells the system that a range will be read soon. Any thread. */
 void gguf_will_read(const gguf *g, const uint8_t *data, uint64_t n_bytes);
+void gguf_end_reads(gguf *g);
 
 uint64_t gguf_n_values(const gguf *g);
 const gguf_value *gguf_value_at(const gguf *g, uint64_t i);

@@ -12,6 +12,7 @@ enum {
     MAX_KEY = 65535,        /* docs/gguf.md */
     MAX_NAME = 255,         /* docs/gguf.md says 64 */
     MAX_ALIGNMENT = 1 << 20,
+    MAX_OPEN = 64,          /* parts of a split model that keep a descriptor: processes may have few */
     SHOWN = 80              /* bytes of a name in a message */
 };
 
@@ -19,6 +20,7 @@ struct gguf {
     const uint8_t *data;
     uint64_t n_bytes;
     int mapped;
+    int fd;                   /* for gguf_read(), -1: none */
     char path[200];
     uint64_t n_values, n_tensors;
     gguf_value *values;

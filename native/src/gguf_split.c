@@ -94,6 +94,8 @@ static int32_t open_parts(char *path, size_t number, uint64_t n_parts, int32_t v
         snprintf(digits, sizeof digits, "%05llu", (unsigned long long)i + 1);
         memcpy(path + number, digits, 5);
         int32_t status = parts[i] ? 0 : gguf_open_one(path, vocab_only, &parts[i]);
+        if (!status && i >= MAX_OPEN)
+            gguf_end_reads(parts[i]);
         if (status || (status = check_key(parts[i], "split.no", i)) || (status = check_key(parts[i], "split.count", n_parts)))
             return status;
     }

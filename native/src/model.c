@@ -32,7 +32,7 @@ static int begins(const gguf_str *s, const char *text) {
     return s->n_bytes >= n && memcmp(s->data, text, n) == 0;
 }
 
-uint64_t model_fingerprint(const gguf *g) {
+int32_t model_fingerprint(const gguf *g, uint64_t *out) {
     enum { SAMPLE = 64 };
     uint64_t h = 0x6d696c6164; /* "milad" */
     for (uint64_t i = 0; i < gguf_n_values(g); i++) {
@@ -51,11 +51,16 @@ uint64_t model_fingerprint(const gguf *g) {
         h = mix(h, (uint64_t)t->type);
         h = mix_bytes(h, t->dims, sizeof t->dims);
         for (uint64_t k = 0; t->data && k < 3; k++) {
+            uint8_t sample[SAMPLE];
             uint64_t n = t->n_bytes < SAMPLE ? t->n_bytes : SAMPLE;
-            h = mix_bytes(h, t->data + (t->n_bytes - n) / 2 * k, n);
+            int32_t status = gguf_read(g, t->data + (t->n_bytes - n) / 2 * k, n, sample);
+            if (status)
+                return status;
+            h = mix_bytes(h, sample, n);
         }
     }
-    return h;
+    *out = h;
+    return 0;
 }
 
 static void fill_info(milad_model *m) {
@@ -83,29 +88,30 @@ static void fill_info(milad_model *m) {
         const gguf_tensor *t = gguf_tensor_at(m->file, i);
         info->n_params += t->dims[0] * t->dims[1] * t->dims[2] * t->dims[3]; /* the reader checked each product */
     }
+}
+
+static void name_architecture(milad_model *m) {
     gguf_str arch;
     if (gguf_get_str(m->file, "general.architecture", &arch) > 0)
-        snprintf(info->architecture, sizeof info->architecture, "%.*s", (int)(arch.n_bytes < 31 ? arch.n_bytes : 31),
+        snprintf(m->info.architecture, sizeof m->info.architecture, "%.*s", (int)(arch.n_bytes < 31 ? arch.n_bytes : 31),
                  arch.data);
 }
 
 static int32_t load(milad_model *m, const char *path, const milad_model_params *params) {
     int32_t vocab_only = (params->flags & MILAD_MODEL_VOCAB_ONLY) != 0;
     int32_t status = gguf_open(path, vocab_only, &m->file);
-    if (status || (status = hparams_read(m->file, &m->hp)) || (status = vocab_open(m->file, &m->vocab)))
+    if (status || (status = hparams_read(m->file, &m->hp)) || (status = vocab_count(m->file, &m->hp.n_vocab)))
         return status;
-    m->hp.n_vocab = vocab_size(m->vocab);
+    name_architecture(m);
+    if (!vocab_only && !(status = model_bind(m)) && !(status = hparams_read_rope(m->file, &m->hp)))
+        status = model_pack(m, params);
+    else if (vocab_only && !(status = vocab_open(m->file, &m->vocab)))
+        status = model_fingerprint(m->file, &m->info.fingerprint);
+    if (status)
+        return status;
     fill_info(m);
-    if (!vocab_only) {
-        if ((status = model_bind(m)) || (status = hparams_read_rope(m->file, &m->hp)))
-            return status;
-        m->info.fingerprint = model_fingerprint(m->file); /* before packing drops the pages */
-        if ((status = model_pack(m, params)))
-            return status;
-        m->info.has_weights = 1;
-    } else {
-        m->info.fingerprint = model_fingerprint(m->file);
-    }
+    m->info.has_weights = !vocab_only;
+    gguf_end_reads(m->file);
     if (params->progress)
         *params->progress = 1;
     return 0;

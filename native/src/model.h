@@ -51,9 +51,10 @@ struct milad_model {
 
 /* The parts of milad_model_open() (weights.c), in this order. They set the thread's error. */
 int32_t model_bind(milad_model *m);    /* finds and checks every tensor; matrices point into the mapping */
-int32_t model_pack(milad_model *m, const milad_model_params *params); /* into panels, or locks the mapping */
+/* Into panels, or locks the mapping. Opens the vocabulary and takes the fingerprint beside it. */
+int32_t model_pack(milad_model *m, const milad_model_params *params);
 void model_free_weights(milad_model *m);
 /* Of the tensors and the metadata that a KV cache's content depends on. Reads a few bytes of each tensor. */
-uint64_t model_fingerprint(const gguf *g);
+int32_t model_fingerprint(const gguf *g, uint64_t *out);
 
 #endif

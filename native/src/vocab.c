@@ -56,13 +56,22 @@ static span spelling_of(const vocab *v, int32_t id) {
 
 /* -- reading ------------------------------------------------------------------------------------------------------- */
 
-static int32_t read_tokens(const gguf *g, vocab *v) {
-    const gguf_value *tokens = gguf_find(g, KEY "tokens");
+/* The array of tokens, of 1 to MAX_TOKENS items. */
+static int32_t find_tokens(const gguf *g, const gguf_value **out) {
+    const gguf_value *tokens = *out = gguf_find(g, KEY "tokens");
     if (!tokens || tokens->type != GGUF_ARRAY || tokens->item_type != GGUF_STRING)
         return fail(MILAD_E_FORMAT, "%s: key '" KEY "tokens' is %s", gguf_path(g), tokens ? "no array of strings" : "missing");
     if (tokens->n_items == 0 || tokens->n_items > MAX_TOKENS)
         return fail(MILAD_E_FORMAT, "%s: key '" KEY "tokens' has %llu tokens, not 1 to %d", gguf_path(g),
                     (unsigned long long)tokens->n_items, MAX_TOKENS);
+    return MILAD_OK;
+}
+
+static int32_t read_tokens(const gguf *g, vocab *v) {
+    const gguf_value *tokens;
+    int32_t status = find_tokens(g, &tokens);
+    if (status)
+        return status;
     spellings *s = &v->spellings;
     gguf_str token;
     size_t n_bytes = 0;
@@ -135,17 +144,28 @@ static void read_bytes(vocab *v) {
     }
 }
 
-/* One merge "left right". 1: kept. */
-static int read_merge(vocab *v, gguf_str text, uint32_t rank, char *joined) {
+/* Is this the spelling of the token? */
+static int is_spelled(const vocab *v, int32_t id, const char *left, size_t n_left, const char *right, size_t n_right) {
+    if (id < 0 || id >= v->spellings.n)
+        return 0;
+    span s = spelling_of(v, id);
+    return s.n_bytes == n_left + n_right && memcmp(s.data, left, n_left) == 0 && memcmp(s.data + n_left, right, n_right) == 0;
+}
+
+/* One merge "left right". 1: kept. *last: the token of the merge before, whose neighbour most often is the token of this one. */
+static int read_merge(vocab *v, gguf_str text, uint32_t rank, char *joined, int32_t *last) {
     const char *blank = text.n_bytes > 2 && text.n_bytes < MAX_SPELLING ? memchr(text.data + 1, ' ', text.n_bytes - 2) : NULL;
     if (!blank)
         return 0;
     size_t n_left = (size_t)(blank - text.data), n_right = text.n_bytes - n_left - 1;
-    memcpy(joined, text.data, n_left);
-    memcpy(joined + n_left, blank + 1, n_right);
-    int32_t left = spellings_find(&v->spellings, joined, n_left);
-    int32_t right = spellings_find(&v->spellings, joined + n_left, n_right);
-    int32_t id = spellings_find(&v->spellings, joined, n_left + n_right);
+    int32_t left = spellings_find(&v->spellings, text.data, n_left), right = spellings_find(&v->spellings, blank + 1, n_right);
+    int32_t id = *last + 1;
+    if (v->spellings.n_duplicates || !is_spelled(v, id, text.data, n_left, blank + 1, n_right)) { /* the lowest id counts */
+        memcpy(joined, text.data, n_left);
+        memcpy(joined + n_left, blank + 1, n_right);
+        id = spellings_find(&v->spellings, joined, n_left + n_right);
+    }
+    *last = id;
     return is_text(v, left) && is_text(v, right) && is_text(v, id) &&
            bpe_add(&v->bpe, (uint32_t)left, (uint32_t)right, rank, (uint32_t)id);
 }
@@ -163,9 +183,10 @@ static int32_t read_merges(const gguf *g, vocab *v) {
         return fail(MILAD_E_MEMORY, "%s: no memory for the merges", gguf_path(g));
     }
     uint32_t rank = 0, n_kept = 0;
+    int32_t last = -1;
     gguf_str text;
     for (uint64_t cursor = 0; gguf_next_str(merges, &cursor, &text) == 1; rank++)
-        n_kept += (uint32_t)read_merge(v, text, rank, joined);
+        n_kept += (uint32_t)read_merge(v, text, rank, joined, &last);
     free(joined);
     if (n_kept < rank)
         log_line('W', "%s: " KEY "merges: %u of %u ignored (no pair, a repeated pair, or a token that is missing or no text)",
@@ -331,6 +352,14 @@ static int32_t check_model(const gguf *g) {
     int sentencepiece = model.n_bytes == 5 && memcmp(model.data, "llama", 5) == 0;
     return fail(MILAD_E_UNSUPPORTED, "%s: key '" KEY "model' is '%.*s'%s; this build has byte-level BPE ('gpt2') only",
                 gguf_path(g), (int)(model.n_bytes < 40 ? model.n_bytes : 40), model.data, sentencepiece ? " (SentencePiece)" : "");
+}
+
+int32_t vocab_count(const gguf *g, int32_t *n) {
+    const gguf_value *tokens;
+    int32_t status = check_model(g);
+    if (!status && !(status = find_tokens(g, &tokens)))
+        *n = (int32_t)tokens->n_items;
+    return status;
 }
 
 int32_t vocab_open(const gguf *g, vocab **out) {

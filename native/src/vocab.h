@@ -13,6 +13,7 @@ typedef struct vocab_ids { int32_t bos, eos, eot, unk, pad; int32_t add_bos, add
 
 /* Builds the vocabulary from tokenizer.ggml.*; copies what it keeps. Hostile data: an error. */
 int32_t vocab_open(const gguf *g, vocab **out);
+int32_t vocab_count(const gguf *g, int32_t *n); /* the tokens it will have, at no cost */
 void vocab_close(vocab *v);
 int32_t vocab_size(const vocab *v);
 const vocab_ids *vocab_special_ids(const vocab *v);

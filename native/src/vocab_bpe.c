@@ -1,5 +1,9 @@
 /* vocab_bpe.c: see vocab_bpe.h.
  *
+ * Hash tables are open addressing over slots of 32 bits: 0 is free, else 8 bits of the hash above an index + 1, so that a look-up
+ * seldom leaves the slots but for what it looks for. They are filled with zeros by hand: pages of calloc() that are read before
+ * they are written are mapped twice, with an interrupt of the other threads between.
+ *
  * The merge loop: symbols in a linked list over an array, candidates in a binary heap of (rank << 32 | position), so that
  * the lowest rank and among equals the leftmost goes first. A symbol notes the rank of the pair it begins; an entry of
  * the heap that no longer agrees with that note is stale and skipped. Every merge adds at most two entries.
@@ -21,14 +25,35 @@ static uint64_t mix(uint64_t x) { /* splitmix64's finaliser */
     return x ^ (x >> 31);
 }
 
-static size_t table_size(size_t n_entries) { /* a power of two, at most 2/3 full */
+/* Slots for n entries, a power of two, at most 2/3 full. NULL: out of memory. */
+static uint32_t *new_slots(size_t n, size_t *mask) {
     size_t size = 16;
-    while (size < n_entries + n_entries / 2)
+    while (size < n + n / 2)
         size *= 2;
-    return size;
+    uint32_t *slots = aligned_alloc(64, size * sizeof *slots); /* malloc() and memset() would be made a calloc() */
+    if (slots)
+        memset(slots, 0, size * sizeof *slots);
+    *mask = size - 1;
+    return slots;
 }
 
+static uint32_t slot_word(uint64_t hash, uint32_t index) { return (uint32_t)(hash >> 56) << 24 | (index + 1); }
+static int slot_agrees(uint32_t slot, uint64_t hash) { return slot >> 24 == hash >> 56; }
+static uint32_t slot_index(uint32_t slot) { return (slot & 0xFFFFFF) - 1; }
+
 /* -- spellings ----------------------------------------------------------------------------------------------------- */
+
+/* Fewer than eight bytes as a word; which, is clear with their number. */
+static uint64_t short_word(const char *bytes, size_t n) {
+    uint32_t low, high;
+    if (n == 0)
+        return 0;
+    if (n < 4)
+        return (uint8_t)bytes[0] | (uint32_t)(uint8_t)bytes[n / 2] << 8 | (uint32_t)(uint8_t)bytes[n - 1] << 16;
+    memcpy(&low, bytes, 4);
+    memcpy(&high, bytes + n - 4, 4);
+    return low | (uint64_t)high << 32;
+}
 
 static uint64_t hash_bytes(const char *bytes, size_t n, uint64_t seed) {
     uint64_t h = seed ^ n, word;
@@ -36,38 +61,41 @@ static uint64_t hash_bytes(const char *bytes, size_t n, uint64_t seed) {
         memcpy(&word, bytes, 8);
         h = mix(h ^ word) + seed + 0x9e3779b97f4a7c15u;
     }
-    word = 0;
-    memcpy(&word, bytes, n);
-    return mix(h ^ word);
+    return mix(h ^ short_word(bytes, n));
+}
+
+/* The slot of a spelling, or the free one that it would take. */
+static size_t spelling_slot(const spellings *s, const char *spelling, size_t n_bytes, uint64_t hash) {
+    size_t at = hash & s->slot_mask;
+    for (; s->slots[at]; at = (at + 1) & s->slot_mask) {
+        if (!slot_agrees(s->slots[at], hash))
+            continue;
+        uint32_t id = slot_index(s->slots[at]);
+        if (s->starts[id + 1] - s->starts[id] == n_bytes && memcmp(s->bytes + s->starts[id], spelling, n_bytes) == 0)
+            break;
+    }
+    return at;
 }
 
 int32_t spellings_find(const spellings *s, const char *spelling, size_t n_bytes) {
-    for (size_t at = hash_bytes(spelling, n_bytes, s->seed) & s->slot_mask; s->slots[at]; at = (at + 1) & s->slot_mask) {
-        uint32_t id = s->slots[at] - 1;
-        if (s->starts[id + 1] - s->starts[id] == n_bytes && memcmp(s->bytes + s->starts[id], spelling, n_bytes) == 0)
-            return (int32_t)id;
-    }
-    return -1;
+    uint32_t slot = s->slots[spelling_slot(s, spelling, n_bytes, hash_bytes(spelling, n_bytes, s->seed))];
+    return slot ? (int32_t)slot_index(slot) : -1;
 }
 
 int32_t spellings_index(spellings *s) {
-    size_t size = table_size((size_t)s->n);
-    s->slots = calloc(size, sizeof *s->slots);
+    s->slots = new_slots((size_t)s->n, &s->slot_mask);
     if (!s->slots)
         return MILAD_E_MEMORY;
-    s->slot_mask = size - 1;
     s->seed = hash_bytes(s->bytes, s->starts[s->n], 0);
     for (int32_t id = 0; id < s->n; id++) {
         const char *spelling = s->bytes + s->starts[id];
         size_t n_bytes = s->starts[id + 1] - s->starts[id];
-        if (spellings_find(s, spelling, n_bytes) >= 0) {
+        uint64_t hash = hash_bytes(spelling, n_bytes, s->seed);
+        uint32_t *slot = &s->slots[spelling_slot(s, spelling, n_bytes, hash)];
+        if (*slot)
             s->n_duplicates++;
-            continue;
-        }
-        size_t at = hash_bytes(spelling, n_bytes, s->seed) & s->slot_mask;
-        while (s->slots[at])
-            at = (at + 1) & s->slot_mask;
-        s->slots[at] = (uint32_t)id + 1;
+        else
+            *slot = slot_word(hash, (uint32_t)id);
     }
     return MILAD_OK;
 }
@@ -121,33 +149,43 @@ size_t spelling_encode(const uint8_t *bytes, size_t n_bytes, char *out) {
 
 /* -- merges -------------------------------------------------------------------------------------------------------- */
 
-static size_t pair_slot(const bpe *b, uint32_t left, uint32_t right) {
-    size_t at = mix(mix((uint64_t)left << 32 | right) ^ b->seed) & b->slot_mask;
-    while (b->slots[at].rank != NO_RANK && (b->slots[at].left != left || b->slots[at].right != right))
-        at = (at + 1) & b->slot_mask;
+static uint64_t hash_pair(const bpe *b, uint32_t left, uint32_t right) {
+    return mix(((uint64_t)left << 32 | right) ^ b->seed);
+}
+
+/* The slot of a pair, or the free one that it would take. */
+static size_t pair_slot(const bpe *b, uint32_t left, uint32_t right, uint64_t hash) {
+    size_t at = hash & b->slot_mask;
+    for (; b->slots[at]; at = (at + 1) & b->slot_mask) {
+        if (!slot_agrees(b->slots[at], hash))
+            continue;
+        const merge *m = &b->merges[slot_index(b->slots[at])];
+        if (m->left == left && m->right == right)
+            break;
+    }
     return at;
 }
 
 int32_t bpe_reserve(bpe *b, size_t n_merges, uint64_t seed) {
-    size_t size = table_size(n_merges);
-    b->slots = malloc(size * sizeof *b->slots);
-    if (!b->slots)
-        return MILAD_E_MEMORY;
-    memset(b->slots, 0xFF, size * sizeof *b->slots);
-    b->slot_mask = size - 1;
+    b->slots = new_slots(n_merges, &b->slot_mask);
+    b->merges = malloc((n_merges + 1) * sizeof *b->merges);
+    b->n_merges = 0;
     b->seed = seed;
-    return MILAD_OK;
+    return b->slots && b->merges ? MILAD_OK : MILAD_E_MEMORY;
 }
 
 int32_t bpe_add(bpe *b, uint32_t left, uint32_t right, uint32_t rank, uint32_t id) {
-    size_t at = pair_slot(b, left, right);
-    if (b->slots[at].rank != NO_RANK)
+    uint64_t hash = hash_pair(b, left, right);
+    uint32_t *slot = &b->slots[pair_slot(b, left, right, hash)];
+    if (*slot)
         return 0;
-    b->slots[at] = (merge){left, right, rank, id};
+    *slot = slot_word(hash, b->n_merges);
+    b->merges[b->n_merges++] = (merge){left, right, rank, id};
     return 1;
 }
 
 void bpe_free(bpe *b) {
+    free(b->merges);
     free(b->slots);
     *b = (bpe){0};
 }
@@ -208,9 +246,10 @@ static void consider(const bpe *b, bpe_scratch *w, uint32_t at) {
     s->rank = NO_RANK;
     if (s->next == NONE)
         return;
-    const merge *m = &b->slots[pair_slot(b, s->id, w->symbols[s->next].id)];
-    if (m->rank == NO_RANK)
+    uint32_t right = w->symbols[s->next].id, slot = b->slots[pair_slot(b, s->id, right, hash_pair(b, s->id, right))];
+    if (!slot)
         return;
+    const merge *m = &b->merges[slot_index(slot)];
     s->rank = m->rank;
     s->merged = m->id;
     heap_push(w, (uint64_t)m->rank << 32 | at);

@@ -7,10 +7,10 @@
 
 /* Spellings of all tokens, one after the other; a hash table finds the lowest id of a spelling. */
 typedef struct spellings {
-    int32_t n;
+    int32_t n;           /* < 2^24 */
     char *bytes;
     size_t *starts;      /* n + 1 */
-    uint32_t *slots;     /* id + 1, 0: free; open addressing */
+    uint32_t *slots;     /* of ids (vocab_bpe.c) */
     size_t slot_mask;
     uint64_t seed;       /* of the hashes, from all the spellings: a file can't be written so that its own hashes collide */
     int32_t n_duplicates;
@@ -21,7 +21,9 @@ typedef struct merge { uint32_t left, right, rank, id; } merge;
 
 typedef struct bpe {
     int32_t byte_ids[256]; /* token of a single byte, -1: none (the byte is dropped, as Hugging Face's BPE does without unk) */
-    merge *slots;          /* rank UINT32_MAX: free */
+    merge *merges;         /* as they were added */
+    uint32_t n_merges;
+    uint32_t *slots;       /* of indices of merges */
     size_t slot_mask;
     uint64_t seed;         /* of the hashes */
 } bpe;
@@ -46,7 +48,8 @@ size_t spelling_decode(const char *spelling, size_t n_bytes, char *out, size_t n
 /* The spelling of bytes (2 * n_bytes are enough); returns its length. */
 size_t spelling_encode(const uint8_t *bytes, size_t n_bytes, char *out);
 
-int32_t bpe_reserve(bpe *b, size_t n_merges, uint64_t seed); /* MILAD_OK or MILAD_E_MEMORY */
+/* Room for n_merges < 2^24, at most so many are added. MILAD_OK or MILAD_E_MEMORY. */
+int32_t bpe_reserve(bpe *b, size_t n_merges, uint64_t seed);
 int32_t bpe_add(bpe *b, uint32_t left, uint32_t right, uint32_t rank, uint32_t id); /* 0: the pair was there already */
 void bpe_free(bpe *b);
 /* Tokens of one piece. O(n log n). MILAD_OK or MILAD_E_MEMORY. */

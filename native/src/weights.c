@@ -2,12 +2,14 @@
  *
  * Binding: every tensor that the architecture needs is there, of a type with kernels and of the shape that the
  * hyperparameters imply; a tensor that no table below names is an error, because a forward pass that ignores it would
- * answer wrongly. Packing: matrices go into one arena of panels, in the order in which a step reads them, in parallel over rows;
- * pages of the file are dropped as they are done, so resident memory stays near the file's size.
- * Norms and biases become F32.
+ * answer wrongly. Packing: matrices go into one arena of panels, in the order in which a step reads them. Threads take stretches of
+ * the arena, a huge page each, so that no two of them make the system clear the same page; they read what belongs there into memory
+ * of their own that stays in the second-level cache, so resident memory never exceeds the file's size by much. The first of them
+ * opens the vocabulary, the second takes the fingerprint. Norms and biases become F32.
  */
 #include <errno.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,6 +61,8 @@ static const struct {
 typedef struct binder {
     milad_model *m;
     float *vector;      /* next free float of m->vectors */
+    uint8_t *source;    /* a vector's bytes as read */
+    size_t n_source;
     uint64_t n_used;    /* tensors of the file */
     uint64_t n_weights; /* values of matrices, by type, for the commonest */
     uint64_t by_type[32];
@@ -125,7 +129,15 @@ static int32_t bind_vector(binder *b, const char *name, int64_t n, int optional,
         return status;
     *out = b->vector;
     b->vector += n;
-    mat_dequantize(t->type, t->data, *out, n);
+    if (t->n_bytes > b->n_source) {
+        free(b->source);
+        b->source = malloc(b->n_source = t->n_bytes);
+        if (!b->source)
+            return fail(MILAD_E_MEMORY, "%s: out of memory", gguf_path(b->m->file));
+    }
+    if ((status = gguf_read(b->m->file, t->data, t->n_bytes, b->source)))
+        return status;
+    mat_dequantize(t->type, b->source, *out, n);
     for (int64_t i = 0; i < n; i++)
         if (!isfinite((*out)[i]))
             return fail(MILAD_E_FORMAT, "%s: tensor '%s' holds a value that is not finite", gguf_path(b->m->file), name);
@@ -213,6 +225,7 @@ int32_t model_bind(milad_model *m) {
         status = bind_layer(&b, i);
     if (!status)
         status = bind_vector(&b, "output_norm.weight", hp->n_embd, 0, &m->output_norm);
+    free(b.source);
     if (!status)
         status = bind_matrix(&b, "output.weight", hp->n_embd, hp->n_vocab, 1, &m->output);
     if (status)
@@ -240,24 +253,89 @@ static size_t list_matrices(milad_model *m, mat **list) {
     return n + 1;
 }
 
-enum { HUGE_PAGE = 2 << 20, PANEL_ROWS = 16, CHUNK_BYTES = 512 << 10 };
+enum { HUGE_PAGE = 2 << 20, PANEL_ROWS = 16, PIECE_BYTES = 256 << 10 /* a quarter of a second-level cache or so */,
+       AHEAD = 32 /* pieces that the system is asked for ahead of their use */ };
 
-/* One matrix to pack, for pool_run. */
-typedef struct packing {
-    const gguf *file;
+/* Rows of a matrix that are read and packed at once. */
+typedef struct piece {
     const mat *src;
+    int64_t o0, o1;
     uint8_t *dst;
+} piece;
+
+/* What the threads that load share. */
+typedef struct packing {
+    milad_model *m;
+    piece *pieces;      /* in the order of dst */
+    int32_t *stretches; /* the first piece of each, and the number of pieces */
+    int32_t n_pieces, n_stretches;
+    size_t room;        /* bytes of the largest piece */
+    size_t n_bytes;     /* of all panels */
+    volatile float *progress;
+    atomic_size_t n_done;
+    atomic_int next;    /* 0: the vocabulary; 1: the fingerprint; i: stretch i - 2 */
+    atomic_int status;
+    char error[512];    /* of who set status */
 } packing;
 
-static void pack_groups(void *arg, int32_t lo, int32_t hi, int32_t thread) {
-    (void)thread;
-    const packing *p = arg;
-    int64_t o0 = (int64_t)lo * PANEL_ROWS, o1 = (int64_t)hi * PANEL_ROWS;
-    if (o1 > p->src->n_out)
-        o1 = p->src->n_out;
-    mat_pack_rows(p->src, p->dst, o0, o1);
-    size_t row_bytes = p->src->n_bytes / (size_t)p->src->n_out;
-    gguf_drop(p->file, (const uint8_t *)p->src->data + (size_t)o0 * row_bytes, (size_t)(o1 - o0) * row_bytes);
+static size_t row_bytes(const mat *w) { return w->n_bytes / (size_t)w->n_out; }
+
+/* Cuts a matrix into pieces; `pieces` NULL: only counts. */
+static void cut(packing *p, const mat *w, uint8_t *dst) {
+    int64_t n_groups = (w->n_out + PANEL_ROWS - 1) / PANEL_ROWS, n = (int64_t)(PIECE_BYTES / (row_bytes(w) * PANEL_ROWS)) + 1;
+    size_t panel = mat_panel_bytes(w) / (size_t)n_groups, most = row_bytes(w) * PANEL_ROWS * (size_t)n;
+    p->room = most > p->room ? most : p->room;
+    for (int64_t group = 0; group < n_groups; group += n, p->n_pieces++) {
+        int64_t o0 = group * PANEL_ROWS, o1 = (group + n) * PANEL_ROWS;
+        if (p->pieces)
+            p->pieces[p->n_pieces] = (piece){w, o0, o1 < w->n_out ? o1 : w->n_out, dst + (size_t)group * panel};
+    }
+}
+
+static size_t piece_bytes(const piece *c) { return (size_t)(c->o1 - c->o0) * row_bytes(c->src); }
+static const uint8_t *piece_data(const piece *c) { return (const uint8_t *)c->src->data + (size_t)c->o0 * row_bytes(c->src); }
+
+static int32_t pack_piece(packing *p, const piece *c, uint8_t *room) {
+    if (p->pieces + p->n_pieces - c > AHEAD)
+        gguf_will_read(p->m->file, piece_data(c + AHEAD), piece_bytes(c + AHEAD));
+    int32_t status = gguf_read(p->m->file, piece_data(c), piece_bytes(c), room);
+    if (status)
+        return status;
+    const mat part = {.type = c->src->type, .layout = MAT_ROWS, .n_in = c->src->n_in, .n_out = c->o1 - c->o0, .data = room,
+                      .n_bytes = piece_bytes(c)};
+    mat_pack_rows(&part, c->dst, 0, part.n_out);
+    atomic_fetch_add_explicit(&p->n_done, mat_panel_bytes(&part), memory_order_relaxed);
+    return 0;
+}
+
+static int32_t pack_stretch(packing *p, int32_t stretch, uint8_t *room) {
+    int32_t status = 0;
+    for (int32_t i = p->stretches[stretch]; !status && i < p->stretches[stretch + 1]; i++)
+        status = pack_piece(p, &p->pieces[i], room);
+    return status;
+}
+
+/* One thread's share: whatever is left. */
+static void load_some(void *arg, int32_t lo, int32_t hi, int32_t thread) {
+    (void)lo, (void)hi;
+    packing *p = arg;
+    uint8_t *room = NULL;
+    for (int32_t i; !atomic_load(&p->status) && (i = atomic_fetch_add(&p->next, 1)) < p->n_stretches + 2;) {
+        int32_t status = 0, none = 0;
+        if (i == 0)
+            status = vocab_open(p->m->file, &p->m->vocab);
+        else if (i == 1)
+            status = model_fingerprint(p->m->file, &p->m->info.fingerprint);
+        else if (!room && !(room = malloc(p->room)))
+            status = fail(MILAD_E_MEMORY, "%s: out of memory", gguf_path(p->m->file));
+        else
+            status = pack_stretch(p, i - 2, room);
+        if (status && atomic_compare_exchange_strong(&p->status, &none, status))
+            snprintf(p->error, sizeof p->error, "%s", milad_last_error()); /* errors are a thread's own */
+        if (thread == 0 && p->progress)
+            *p->progress = (float)((double)atomic_load_explicit(&p->n_done, memory_order_relaxed) / (double)p->n_bytes);
+    }
+    free(room);
 }
 
 /* Memory for n_bytes in huge pages where the system has them. */
@@ -280,45 +358,67 @@ static void lock_memory(const milad_model *m, const void *data, size_t n_bytes) 
         log_line('W', "%s: can't lock %zu bytes of weights in memory: %s", gguf_path(m->file), n_bytes, strerror(errno));
 }
 
-/* Packs one matrix at dst and makes it point there. */
-static void pack_matrix(pool *p, const gguf *file, mat *w, uint8_t *dst) {
-    mat src = *w;
-    packing job = {file, &src, dst};
-    int64_t n_groups = (w->n_out + PANEL_ROWS - 1) / PANEL_ROWS;
-    size_t group_bytes = w->n_bytes / (size_t)n_groups + 1;
-    int64_t grain = (int64_t)(CHUNK_BYTES / group_bytes) + 1;
-    size_t n_bytes = mat_panel_bytes(w);
-    gguf_will_read(file, w->data, w->n_bytes);
-    pool_run(p, (int32_t)n_groups, (int32_t)grain, pack_groups, &job);
-    gguf_drop(file, w->data, w->n_bytes); /* once more: a fault maps its neighbours, which may have been dropped */
-    w->data = dst;
-    w->layout = MAT_PANELS;
-    w->n_bytes = n_bytes;
+/* Lists the pieces of all matrices and groups those that begin in the same huge page. */
+static int32_t list_pieces(packing *p, mat *const *list, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        cut(p, list[i], NULL);
+    p->pieces = calloc((size_t)p->n_pieces, sizeof *p->pieces);
+    p->stretches = calloc((size_t)p->n_pieces + 1, sizeof *p->stretches);
+    if (!p->pieces || !p->stretches)
+        return fail(MILAD_E_MEMORY, "%s: out of memory", gguf_path(p->m->file));
+    p->n_pieces = 0;
+    uint8_t *dst = p->m->weights;
+    for (size_t i = 0; i < n; i++) {
+        cut(p, list[i], dst);
+        dst += (mat_panel_bytes(list[i]) + 63) & ~(size_t)63;
+    }
+    uintptr_t page = 0;
+    for (int32_t i = 0; i < p->n_pieces; i++)
+        if (page != (uintptr_t)p->pieces[i].dst / HUGE_PAGE) {
+            page = (uintptr_t)p->pieces[i].dst / HUGE_PAGE;
+            p->stretches[p->n_stretches++] = i;
+        }
+    p->stretches[p->n_stretches] = p->n_pieces;
+    return 0;
+}
+
+static int32_t run(packing *p, int32_t n_threads) {
+    n_threads = n_threads > 0 ? n_threads : pool_usable_cores();
+    n_threads = n_threads < p->n_stretches ? n_threads : p->n_stretches;
+    pool *threads = pool_open(n_threads);
+    if (!threads)
+        return fail(MILAD_E_MEMORY, "%s: no threads to pack the weights with", gguf_path(p->m->file));
+    pool_run(threads, n_threads, 1, load_some, p);
+    pool_close(threads);
+    return p->status ? fail(p->status, "%s", p->error) : 0;
 }
 
 static int32_t pack_all(milad_model *m, const milad_model_params *params, mat **list, size_t n) {
     int tied = m->output.data == m->token_embd.data;
-    size_t total = 0, done = 0;
+    packing p = {.m = m, .progress = params->progress};
     for (size_t i = 0; i < n; i++)
-        total += (mat_panel_bytes(list[i]) + 63) & ~(size_t)63;
-    m->weights = map_arena(total);
+        p.n_bytes += (mat_panel_bytes(list[i]) + 63) & ~(size_t)63;
+    m->weights = map_arena(p.n_bytes);
     if (!m->weights)
-        return fail(MILAD_E_MEMORY, "%s: no memory for %zu bytes of weights", gguf_path(m->file), total);
-    m->n_weight_bytes = total;
-    pool *p = pool_open(params->n_threads > 0 ? params->n_threads : pool_usable_cores());
-    if (!p)
-        return fail(MILAD_E_MEMORY, "%s: no threads to pack the weights with", gguf_path(m->file));
+        return fail(MILAD_E_MEMORY, "%s: no memory for %zu bytes of weights", gguf_path(m->file), p.n_bytes);
+    m->n_weight_bytes = p.n_bytes;
+    int32_t status = list_pieces(&p, list, n);
+    if (!status)
+        status = run(&p, params->n_threads);
+    free(p.pieces);
+    free(p.stretches);
+    if (status)
+        return status;
+    uint8_t *dst = m->weights;
     for (size_t i = 0; i < n; i++) {
-        pack_matrix(p, m->file, list[i], (uint8_t *)m->weights + done);
-        done += (list[i]->n_bytes + 63) & ~(size_t)63;
-        if (params->progress)
-            *params->progress = (float)((double)done / (double)total);
+        *list[i] = (mat){.type = list[i]->type, .layout = MAT_PANELS, .n_in = list[i]->n_in, .n_out = list[i]->n_out, .data = dst,
+                         .n_bytes = mat_panel_bytes(list[i])};
+        dst += (list[i]->n_bytes + 63) & ~(size_t)63;
     }
-    pool_close(p);
     if (tied)
         m->token_embd = m->output;
     if (params->flags & MILAD_MODEL_MLOCK)
-        lock_memory(m, m->weights, total);
+        lock_memory(m, m->weights, m->n_weight_bytes);
     return 0;
 }
 
@@ -331,7 +431,8 @@ int32_t model_pack(milad_model *m, const milad_model_params *params) {
     int32_t status = 0;
     if (!(params->flags & MILAD_MODEL_NO_REPACK)) {
         status = pack_all(m, params, list, n);
-    } else if (params->flags & MILAD_MODEL_MLOCK) {
+    } else if (!(status = vocab_open(m->file, &m->vocab)) &&
+               !(status = model_fingerprint(m->file, &m->info.fingerprint)) && params->flags & MILAD_MODEL_MLOCK) {
         for (size_t i = 0; i < n; i++)
             lock_memory(m, list[i]->data, list[i]->n_bytes);
     }

@@ -1,4 +1,7 @@
 /* The GGUF reader: what a good file says, and that no damaged one does more than fail with one line. */
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "gguf.h"
 #include "gguf_writer.h"
 #include "mat.h"
@@ -222,6 +225,37 @@ static void test_paths(void) {
     CHECK(strncmp(milad_last_error(), "...p", 4) == 0 && strlen(milad_last_error()) < 300);
 }
 
+/* Reads past the mapping: what a shrunk file lacks is an error; without a descriptor the mapping serves. */
+static void test_reads(const writer *w) {
+    gguf *g = NULL;
+    char path[64];
+    uint8_t room[68];
+    int fd = memfd_create("model", MFD_CLOEXEC);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    CHECK_INT(pwrite(fd, w->data, w->n, 0), (int64_t)w->n);
+    CHECK_INT(gguf_open(path, 0, &g), 0);
+    if (!g)
+        return;
+    const gguf_tensor *t = gguf_find_tensor(g, "b");
+    const uint8_t *last = w->data + w->n - sizeof room;
+    CHECK_INT(t->n_bytes, sizeof room);
+    CHECK_INT(gguf_read(g, t->data, sizeof room, room), 0);
+    CHECK(memcmp(room, last, sizeof room) == 0);
+    gguf_will_read(g, t->data, sizeof room);
+    CHECK_INT(ftruncate(fd, (off_t)w->n - 1), 0);
+    CHECK_INT(gguf_read(g, t->data, sizeof room - 1, room), 0);
+    CHECK_INT(gguf_read(g, t->data, sizeof room, room), MILAD_E_IO);
+    CHECK(strstr(milad_last_error(), "the file ends at byte") != NULL);
+    CHECK_INT(pwrite(fd, w->data, w->n, 0), (int64_t)w->n);
+    gguf_end_reads(g);
+    memset(room, 0xAA, sizeof room);
+    CHECK_INT(gguf_read(g, t->data, sizeof room, room), 0);
+    CHECK(memcmp(room, last, sizeof room) == 0);
+    gguf_end_reads(g);
+    gguf_close(g);
+    close(fd);
+}
+
 int main(void) {
     writer w = sample_file();
     gguf *g;
@@ -234,6 +268,7 @@ int main(void) {
     }
     test_truncated(&w);
     test_damaged(&w);
+    test_reads(&w);
     free(w.data);
     test_hostile();
     test_paths();

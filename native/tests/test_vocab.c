@@ -176,26 +176,60 @@ static void test_merges_match_the_definition(void) {
 
 /* -- a whole vocabulary -------------------------------------------------------------------------------------------- */
 
-static vocab *open_small(void) {
-    static const char *const tokens[] = {"a", "b", "ab", "\xC4\xA0", "<s>", "<u>"};
-    static const int32_t types[] = {1, 1, 1, 1, 3, 4};
+static vocab *open_vocabulary(const char *const *tokens, const int32_t *types, uint64_t n, const char *const *merges, uint64_t n_merges) {
     writer w = {0};
     w_header(&w, 0, 5);
     w_key(&w, "tokenizer.ggml.model", GGUF_STRING), w_str(&w, "gpt2");
     w_key(&w, "tokenizer.ggml.pre", GGUF_STRING), w_str(&w, "gpt-2");
-    w_key(&w, "tokenizer.ggml.tokens", GGUF_ARRAY), w_u32(&w, GGUF_STRING), w_u64(&w, 6);
-    for (int i = 0; i < 6; i++)
+    w_key(&w, "tokenizer.ggml.tokens", GGUF_ARRAY), w_u32(&w, GGUF_STRING), w_u64(&w, n);
+    for (uint64_t i = 0; i < n; i++)
         w_str(&w, tokens[i]);
-    w_key(&w, "tokenizer.ggml.token_type", GGUF_ARRAY), w_u32(&w, GGUF_I32), w_u64(&w, 6), w_bytes(&w, types, sizeof types);
-    w_key(&w, "tokenizer.ggml.merges", GGUF_ARRAY), w_u32(&w, GGUF_STRING), w_u64(&w, 1), w_str(&w, "a b");
+    w_key(&w, "tokenizer.ggml.token_type", GGUF_ARRAY), w_u32(&w, GGUF_I32), w_u64(&w, n), w_bytes(&w, types, 4 * n);
+    w_key(&w, "tokenizer.ggml.merges", GGUF_ARRAY), w_u32(&w, GGUF_STRING), w_u64(&w, n_merges);
+    for (uint64_t i = 0; i < n_merges; i++)
+        w_str(&w, merges[i]);
     gguf *g = NULL;
     vocab *v = NULL;
+    int32_t n_tokens = -1;
     CHECK_INT(gguf_open_memory(w.data, w.n, 1, &g), MILAD_OK);
+    CHECK_INT(g ? vocab_count(g, &n_tokens) : -1, MILAD_OK);
+    CHECK_INT(n_tokens, (int64_t)n);
     CHECK_INT(g ? vocab_open(g, &v) : -1, MILAD_OK);
     gguf_close(g); /* the vocabulary keeps copies */
     memset(w.data, 0xAA, w.n);
     free(w.data);
     return v;
+}
+
+static vocab *open_small(void) {
+    static const char *const tokens[] = {"a", "b", "ab", "\xC4\xA0", "<s>", "<u>"}, *const merges[] = {"a b"};
+    static const int32_t types[] = {1, 1, 1, 1, 3, 4};
+    return open_vocabulary(tokens, types, 6, merges, 1);
+}
+
+static void check_tokens(const vocab *v, const char *text, const int32_t *wanted, int64_t n) {
+    int32_t tokens[8];
+    CHECK_INT(vocab_tokenize(v, text, strlen(text), 0, tokens, 8), n);
+    CHECK(memcmp(tokens, wanted, (size_t)n * sizeof *wanted) == 0);
+}
+
+/* The token of a merge is the lowest id of its spelling, wherever that stands and however the neighbours are spelled. */
+static void test_tokens_of_merges(void) {
+    static const char *const merges[] = {"a b", "ab c", "b c", "c c", "bc c"};
+    static const int32_t types[] = {1, 1, 1, 1, 1, 1, 1, 1};
+    static const char *const orders[][8] = {
+        {"a", "b", "c", "ab", "abc", "bc", "cc", "bcc"}, {"bcc", "cc", "bc", "abc", "ab", "c", "b", "a"},
+        {"a", "b", "c", "ab", "abc", "ab", "bc", "cc"}, {"a", "b", "c", "ab", "ab", "abc", "abc", "bc"}};
+    static const int32_t abc[] = {4, 3, 4, 5}, bc[] = {5, 2, 6, 7}, abcc[][2] = {{4, 2}, {3, 5}, {4, 2}, {5, 2}};
+    for (int i = 0; i < 4; i++) {
+        vocab *v = open_vocabulary(orders[i], types, 8, merges, 5);
+        if (!v)
+            continue;
+        check_tokens(v, "abc", &abc[i], 1);
+        check_tokens(v, "bc", &bc[i], 1);
+        check_tokens(v, "abcc", abcc[i], 2);
+        vocab_close(v);
+    }
 }
 
 static void test_small_vocabulary(void) {
@@ -236,5 +270,6 @@ int main(void) {
     test_byte_map();
     test_merges_match_the_definition();
     test_small_vocabulary();
+    test_tokens_of_merges();
     return test_done();
 }
