@@ -20,6 +20,7 @@
 enum { TILE = ATTN_TILE, SEGMENT_TILES = ATTN_SEGMENT_TILES, SEGMENT = ATTN_SEGMENT };
 enum { KEY_TILES = 2 };                      /* whose scores are computed at once */
 enum { FEW_TOKENS = 4 };                     /* groups up to here are split, and take several heads at once */
+enum { FAR_TILES = 2 };                      /* how far ahead few rows look */
 enum { MAX_PART_FLOATS = 4 << 20 };          /* of parts in memory; what doesn't fit is looped */
 
 _Static_assert((int)ATTN_TILE == (int)MILAD_KV_BLOCK, "a tile is a KV block");
@@ -195,6 +196,35 @@ static void fetch(const void *p, int64_t n_bytes) {
     for (int64_t i = 0; i < n_bytes; i += 64) __builtin_prefetch((const char *)p + i);
 }
 
+/* The order in which few rows read a segment and then the next one: keys, tile by tile, all heads of each; values likewise. */
+typedef struct reader {
+    const int32_t *blocks;
+    int32_t n, n_beyond;             /* tiles of the segment, and after it */
+    int32_t h0, h1;
+    int32_t i, h, values;            /* what comes next */
+} reader;
+
+/* At the end of the sequence its last tile again. */
+static const void *next_tile(const attention *a, reader *r) {
+    const void *p = (r->values ? kv_values : kv_keys)(a->kv, a->layer, r->blocks[r->i], r->h);
+    if (r->h + 1 < r->h1) {
+        r->h++;
+    } else if (r->i + 1 < r->n) {
+        r->h = r->h0;
+        r->i++;
+    } else if (!r->values || r->n_beyond) {
+        if (r->values) {
+            r->blocks += r->n;
+            r->n = r->n_beyond < SEGMENT_TILES ? r->n_beyond : SEGMENT_TILES;
+            r->n_beyond -= r->n;
+        }
+        r->values = !r->values;
+        r->h = r->h0;
+        r->i = 0;
+    }
+    return p;
+}
+
 /* The h-th head's rows. */
 static attn_rows at_head(const attn_rows *all, const attention *a, const scratch *s, float *o, int32_t h) {
     attn_rows x = *all;
@@ -206,21 +236,41 @@ static attn_rows at_head(const attn_rows *all, const attention *a, const scratch
 }
 
 /* Segment `segment` of heads h0..h1-1 into parts o[h][token][query head], queries gathered in s->q. Few rows wait for memory:
- * heads inside, tiles outside, as pages lie, and the next tile is asked for (the hardware starts anew at each head). Many rows
- * keep their sums in registers over all tiles of values. */
+ * heads inside, tiles outside, as pages lie. Two tiles ahead are asked for at once, of which the processor drops what
+ * it has no room for, but follows on; the next tile is asked for line by line while this one is read. Many rows keep their sums in
+ * registers over all tiles of values. */
 static void run_segment(const attention *a, const group *g, int32_t segment, int32_t h0, int32_t h1, float *o, const scratch *s) {
     const int32_t left = g->position / TILE + 1 - segment * SEGMENT_TILES, n = left < SEGMENT_TILES ? left : SEGMENT_TILES;
     const int32_t *blocks = g->blocks + segment * SEGMENT_TILES, few = g->n_tokens <= FEW_TOKENS;
     const attn_rows all = {.ld_q = a->ld_q, .ld_o = a->stride, .n_rows = g->n_tokens * a->per_head, .head_dim = a->hp->head_dim,
                            .n_keys = g->position + 1 - segment * SEGMENT, .per_token = a->per_head};
-    const int32_t v_step = few || expands(a, all.n_rows) ? 1 : n;
-    for (int32_t i = 0; i < n; i += KEY_TILES)
+    const int32_t expand = expands(a, all.n_rows), asks = few && !expand;
+    const int32_t k_step = asks ? 1 : KEY_TILES, v_step = few || expand ? 1 : n;
+    reader near = {.blocks = blocks, .n = n, .n_beyond = left - n, .h0 = h0, .h1 = h1, .h = h0}, far;
+    const void *ahead = asks ? next_tile(a, &near) : NULL;
+    far = near;
+    for (int32_t i = 1; i < FAR_TILES && asks; i++) next_tile(a, &far);
+    for (int32_t i = 0; i < n; i += k_step)
+        for (int32_t h = h0; h < h1; h++) {
+            attn_rows x = at_head(&all, a, s, o, h - h0);
+            for (int32_t t = i + KEY_TILES; few && expand && t < n && t < i + 2 * KEY_TILES; t++)
+                fetch(kv_keys(a->kv, a->layer, blocks[t], h), a->tile_bytes);
+            if (asks) {
+                ahead = next_tile(a, &near);
+                fetch(next_tile(a, &far), a->tile_bytes);
+                x.ahead = &ahead;
+            }
+            tile_scores(a, blocks, i, n - i < k_step ? n - i : k_step, h, &x, s);
+        }
+    if (!few && kv_type(a->kv) == KV_BF16 && all.n_keys >= SEGMENT && a->ops->attn_weigh_bf16) {
         for (int32_t h = h0; h < h1; h++) {
             const attn_rows x = at_head(&all, a, s, o, h - h0);
-            for (int32_t t = i + KEY_TILES; few && t < n && t < i + 2 * KEY_TILES; t++)
-                fetch(kv_keys(a->kv, a->layer, blocks[t], h), a->tile_bytes);
-            tile_scores(a, blocks, i, n - i < KEY_TILES ? n - i : KEY_TILES, h, &x, s);
+            const void *v[SEGMENT_TILES];
+            for (int32_t i = 0; i < SEGMENT_TILES; i++) v[i] = kv_values(a->kv, a->layer, blocks[i], h);
+            a->ops->attn_weigh_bf16(&x, v);
         }
+        return;
+    }
     for (int32_t h = h0; h < h1; h++) {
         const attn_rows x = at_head(&all, a, s, o, h - h0);
         if (kv_type(a->kv) == KV_BF16) a->ops->attn_weights_bf16(&x);
@@ -228,8 +278,13 @@ static void run_segment(const attention *a, const group *g, int32_t segment, int
     }
     for (int32_t i = 0; i < n; i += v_step)
         for (int32_t h = h0; h < h1; h++) {
-            const attn_rows x = at_head(&all, a, s, o, h - h0);
-            if (few && i + 1 < n) fetch(kv_values(a->kv, a->layer, blocks[i + 1], h), a->tile_bytes);
+            attn_rows x = at_head(&all, a, s, o, h - h0);
+            if (few && expand && i + 1 < n) fetch(kv_values(a->kv, a->layer, blocks[i + 1], h), a->tile_bytes);
+            if (asks) {
+                ahead = next_tile(a, &near);
+                fetch(next_tile(a, &far), a->tile_bytes);
+                x.ahead = &ahead;
+            }
             tile_values(a, blocks, i, v_step, h, &x, s);
         }
 }
@@ -263,6 +318,7 @@ static void run_items(void *arg, int32_t lo, int32_t hi, int32_t thread) {
         else end = middle;
     }
     for (const group *g = &a->groups[first]; lo < hi; g++) {
+        int32_t gathered = 0; /* heads whose queries are there, from 0 on */
         const int32_t n = n_head_kv * (g->part < 0 ? 1 : g->n_segments);
         while (lo < hi && lo < g->first_item + n) {
             const int32_t i = lo - g->first_item, h0 = i % n_head_kv, segment = i / n_head_kv;
@@ -273,7 +329,8 @@ static void run_items(void *arg, int32_t lo, int32_t hi, int32_t thread) {
             }
             int32_t h1 = g->n_tokens > FEW_TOKENS ? h0 + 1 : n_head_kv;
             if (h1 - h0 > hi - lo) h1 = h0 + (hi - lo);
-            gather_queries(a, g, h0, h1, &a->threads[thread]);
+            if (h0 || gathered < h1) gather_queries(a, g, h0, h1, &a->threads[thread]);
+            gathered = h0 ? 0 : h1;
             run_segment(a, g, segment, h0, h1,
                         a->parts + g->part + ((int64_t)segment * n_head_kv + h0) * g->n_tokens * a->per_head * a->stride,
                         &a->threads[thread]);

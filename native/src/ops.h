@@ -25,6 +25,7 @@ typedef struct attn_rows {
     int32_t n_rows, head_dim;
     int32_t n_keys;      /* that row 0 sees of the segment; more than ATTN_SEGMENT: all */
     int32_t per_token;   /* so many rows see the same keys, the next so many one more */
+    const void *const *ahead; /* NULL, or as many tiles as the call's own: to be read soon, so they are asked for line by line */
 } attn_rows;
 
 typedef struct ops {
@@ -56,6 +57,8 @@ typedef struct ops {
     void (*attn_values_f32)(const attn_rows *x, const void *const *v, int32_t tile, int32_t n_tiles);
     void (*attn_values_f16)(const attn_rows *x, const void *const *v, int32_t tile, int32_t n_tiles);
     void (*attn_values_bf16)(const attn_rows *x, const void *const *v, int32_t tile, int32_t n_tiles);
+    /* Weights and values in one, for all tiles of a segment that every row sees whole; NULL: no faster here. */
+    void (*attn_weigh_bf16)(const attn_rows *x, const void *const *v);
     /* Adds the next segment's result to the total of those before it. Both are head_dim floats of o, then m, then the sum l. */
     void (*attn_join)(float *total, const float *part, int32_t head_dim);
 } ops;

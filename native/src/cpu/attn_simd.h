@@ -4,6 +4,8 @@
  *   weights  p = 2^(s - m), m the segment's greatest score
  *   values   o = p.v, lanes are dimensions
  *
+ * Where the machine multiplies pairs of BF16, many rows take the weights of some between the values of others (weigh).
+ *
  * Neither product needs a reduction across lanes. Per row: one chain of fused multiply-adds over d for each score, one over the
  * segment's keys for each output, whatever the number of rows a pass holds. That makes decode and prefill equal bit by bit.
  *
@@ -29,6 +31,13 @@ INLINE vf dot2(vf acc, vi pairs, vi q) {
 INLINE vi load_i(const void *p, int64_t i) { return *(const vi_u *)((const int32_t *)p + i); }
 INLINE vi splat_i(int32_t x) { return x - (vi){0}; }
 
+/* Bytes of a number; of a pair for BF16. */
+INLINE int32_t width_of(const int mode) { return mode == ATTN_F16 ? 2 : 4; }
+
+INLINE void ask(const void *p, int64_t at, const int32_t n_bytes) {
+    for (int32_t i = 0; i < n_bytes; i += 64) __builtin_prefetch((const char *)p + at + i);
+}
+
 /* A pass: as many of n_rows rows as fit. 7 and 8 rows as 4 + the rest, not 6 + 1 or 2: few rows wait on loads. */
 INLINE int32_t pass_rows(int32_t left) { return left <= TILE_R ? left : left < TILE_R + 3 && TILE_R > 4 ? 4 : TILE_R; }
 
@@ -47,7 +56,7 @@ INLINE int32_t pass_rows(int32_t left) { return left <= TILE_R ? left : left < T
 /* R rows from r0 on times T tiles of keys. The queries of a step stay in registers, vectors of keys pass by: 3 x 4 sums leave
  * 16 registers no room for the reverse. */
 INLINE void pass_scores(const int R, const int T, const int mode, const attn_rows *x, int32_t r0, const void *const *k,
-                        float *s) {
+                        const void *const *ahead, float *s) {
     vf a[TILE_R][NK];
     const float *q = (const float *)x->q + r0 * x->ld_q;
     const int32_t n = mode == ATTN_BF16 ? (x->head_dim + 1) / 2 : x->head_dim;
@@ -59,6 +68,7 @@ INLINE void pass_scores(const int R, const int T, const int mode, const attn_row
         vi qi[TILE_R];
         UNROLL(6)
         for (int r = 0; r < R; r++) qi[r] = splat_i(((const int32_t *)(const void *)q)[r * x->ld_q + d]);
+        for (int t = 0; ahead && t < T; t++) ask(ahead[t], d * width_of(mode) * ATTN_TILE, width_of(mode) * ATTN_TILE);
         UNROLL(8)
         for (int j = 0; j < T * NT; j++) {
             const int64_t at = (int64_t)d * ATTN_TILE + j % NT * VW;
@@ -78,6 +88,17 @@ INLINE void pass_scores(const int R, const int T, const int mode, const attn_row
     for (int r = 0; r < R; r++)
         UNROLL(8)
         for (int j = 0; j < T * NT; j++) store(s + (int64_t)r * ATTN_SEGMENT + j * VW, a[r][j]);
+    if (x->n_keys < ATTN_SEGMENT) return;
+    float *tops = x->o + r0 * x->ld_o;
+    const int32_t first = s == x->s + (int64_t)r0 * ATTN_SEGMENT;
+    UNROLL(6)
+    for (int r = 0; r < R; r++) {
+        vf top = a[r][0];
+        UNROLL(8)
+        for (int j = 1; j < T * NT; j++) top = VMAX(top, a[r][j]);
+        if (!first) top = VMAX(top, load(tops + r * x->ld_o));
+        store(tops + r * x->ld_o, top);
+    }
 }
 
 INLINE void scores(const int mode, const attn_rows *x, const void *const *k, int32_t tile, int32_t n_tiles) {
@@ -86,7 +107,10 @@ INLINE void scores(const int mode, const attn_rows *x, const void *const *k, int
         for (int32_t r = 0, n; r < x->n_rows; r += n) {
             n = pass_rows(x->n_rows - r);
             float *s = x->s + (int64_t)r * ATTN_SEGMENT + (tile + t) * ATTN_TILE;
-#define CALL(R) if (two) pass_scores(R, KEY_TILES, mode, x, r, k + t, s); else pass_scores(R, 1, mode, x, r, k + t, s);
+            const void *const *ahead = x->ahead && !r ? x->ahead + t : NULL;
+#define CALL(R) \
+    if (two) pass_scores(R, KEY_TILES, mode, x, r, k + t, ahead, s); \
+    else pass_scores(R, 1, mode, x, r, k + t, ahead, s);
             PASS(n, CALL)
 #undef CALL
         }
@@ -107,6 +131,12 @@ STAGE(attn_scores_bf16, ATTN_BF16)
 #define SCALE(x, n) ((x) * (vf)(((vi)((n) + splat(12582912.0f)) << 23) + 0x3f800000))
 #endif
 
+#ifdef EXP2_REST
+INLINE vf exp2_short(vf x) {
+    const vf r = EXP2_REST(x);
+    return EXP2_VALUE(EXP2_SLOPE(r), r, x);
+}
+#else
 INLINE vf exp2_short(vf x) {
     x = at_least(x, -125.0f);
     vf n = ROUND(x), r = x - n;
@@ -116,6 +146,7 @@ INLINE vf exp2_short(vf x) {
     p = VFMA(p, r, splat(1.0f));
     return SCALE(p, n);
 }
+#endif
 
 /* Keys of row r in this segment. */
 INLINE int32_t keys_of(const attn_rows *x, int32_t r) {
@@ -130,7 +161,9 @@ INLINE void put_weights(const int mode, float *s, int32_t i, vf p) {
 
 /* Greatest scores of all rows before the first weight: each is a long chain, and rows side by side hide it. */
 INLINE void maxima(const attn_rows *x) {
-    for (int32_t r = 0; r < x->n_rows; r++) {
+    for (int32_t r = 0; x->n_keys >= ATTN_SEGMENT && r < x->n_rows; r++)
+        x->o[r * x->ld_o + x->head_dim] = MAX_LANES(load(x->o + r * x->ld_o));
+    for (int32_t r = 0; x->n_keys < ATTN_SEGMENT && r < x->n_rows; r++) {
         const int32_t n = keys_of(x, r), whole = n / VW * VW;
         const float *s = x->s + (int64_t)r * ATTN_SEGMENT;
         vf top = splat(-INFINITY), other = top;
@@ -200,9 +233,12 @@ INLINE void add_values(const int R, const int N, const int mode, vf o[TILE_R][PV
 
 /* n tokens of a tile whose rows are ld_v apart; p: the first one's weights. */
 INLINE void tile_values(const int R, const int N, const int mode, vf o[TILE_R][PV], const void *v, int64_t ld_v, int64_t d0,
-                        const float *p, int32_t n) {
+                        const float *p, int32_t n, const void *ahead) {
     const int32_t steps = mode == ATTN_BF16 ? n / 2 : n;
-    for (int32_t t = 0; t < steps; t++) add_values(R, N, mode, o, v, t * ld_v + d0, p + t, -1);
+    for (int32_t t = 0; t < steps; t++) {
+        if (ahead) ask(ahead, (t * ld_v + d0) * width_of(mode), N * VW * width_of(mode));
+        add_values(R, N, mode, o, v, t * ld_v + d0, p + t, -1);
+    }
     if (mode == ATTN_BF16 && n % 2) add_values(R, N, mode, o, v, steps * ld_v + d0, p + steps, 0xffff);
 }
 
@@ -218,7 +254,7 @@ INLINE void pass_values(const int R, const int N, const int mode, const attn_row
         for (int i = 0; i < N; i++) o[r][i] = tile ? load(out + r * x->ld_o + i * VW) : (vf){0};
     for (int32_t t = tile; t < tile + n_tiles; t++) {
         const int32_t left = n_keys - t * ATTN_TILE, n = left < ATTN_TILE ? left : ATTN_TILE;
-        tile_values(R, N, mode, o, v[t - tile], x->head_dim, d0, p + weights_at(mode, t), n);
+        tile_values(R, N, mode, o, v[t - tile], x->head_dim, d0, p + weights_at(mode, t), n, x->ahead && !r0 ? x->ahead[t - tile] : NULL);
     }
     UNROLL(6)
     for (int r = 0; r < R; r++)
@@ -244,7 +280,7 @@ INLINE void pass_values_tail(const int R, const int mode, const attn_rows *x, in
         for (int32_t i = 0; i < n_rows; i++)
             memcpy((char *)pad + (size_t)i * VW * width,
                    (const char *)v[t - tile] + ((size_t)i * (size_t)x->head_dim + (size_t)d0) * width, n_bytes / 4 * width);
-        tile_values(R, 1, mode, o, pad, VW, 0, x->s + (int64_t)r0 * ATTN_SEGMENT + weights_at(mode, t), n);
+        tile_values(R, 1, mode, o, pad, VW, 0, x->s + (int64_t)r0 * ATTN_SEGMENT + weights_at(mode, t), n, NULL);
     }
     for (int r = 0; r < R; r++) {
         store(part, o[r][0]);
@@ -252,10 +288,11 @@ INLINE void pass_values_tail(const int R, const int mode, const attn_rows *x, in
     }
 }
 
-INLINE void values(const int mode, const attn_rows *x, const void *const *v, int32_t tile, int32_t n_tiles) {
+/* Of the dimensions from `first` on. */
+INLINE void values(const int mode, const attn_rows *x, const void *const *v, int32_t tile, int32_t n_tiles, int32_t first) {
     const int32_t n_keys = keys_of(x, x->n_rows - 1);
     for (int32_t r = 0, n; r < x->n_rows; r += n) {
-        int32_t d = 0;
+        int32_t d = first;
         n = pass_rows(x->n_rows - r);
 #define WIDE(R) pass_values(R, PV, mode, x, r, v, tile, n_tiles, n_keys, d);
 #define NARROW(R) pass_values(R, 1, mode, x, r, v, tile, n_tiles, n_keys, d);
@@ -270,11 +307,85 @@ INLINE void values(const int mode, const attn_rows *x, const void *const *v, int
 }
 
 #define STAGE(name, mode) \
-    static void name(const attn_rows *x, const void *const *v, int32_t tile, int32_t n) { values(mode, x, v, tile, n); }
+    static void name(const attn_rows *x, const void *const *v, int32_t tile, int32_t n) { values(mode, x, v, tile, n, 0); }
 STAGE(attn_values_f32, ATTN_F32)
 STAGE(attn_values_f16, ATTN_F16)
 STAGE(attn_values_bf16, ATTN_BF16)
 #undef STAGE
+
+#ifdef STORE_BF16_2
+/* Weights and values of a segment that all rows see whole: while WEIGH_R rows' values are added, the weights of the next rows are
+ * computed. Products wait for two of the units that multiply, weights mostly for those that add, so they hide each other. */
+enum { WEIGH_R = 4, WEIGH_STEPS = VW / WEIGH_R }; /* so many pairs of tokens for two vectors of weights */
+
+INLINE const int32_t *weigh_step(vf o[TILE_R][PV], const int32_t *v, int64_t ld_v, const float *p) {
+    add_values(WEIGH_R, PV, ATTN_BF16, o, v, 0, p, -1);
+    v += ld_v;
+    __asm__("" : "+r"(v)); /* or GCC keeps an address for each of the steps, on the stack */
+    return v;
+}
+
+INLINE void weigh_pass(const attn_rows *x, int32_t r0, const void *const *v) {
+    vf o[TILE_R][PV];
+    const float *p = x->s + (int64_t)r0 * ATTN_SEGMENT;
+    float *out = x->o + r0 * x->ld_o, *next_o = out + WEIGH_R * x->ld_o;
+    float *s = x->s + (int64_t)(r0 + WEIGH_R) * ATTN_SEGMENT;
+    const int64_t ld_v = x->head_dim;
+    UNROLL(6)
+    for (int r = 0; r < WEIGH_R; r++)
+        UNROLL(4)
+        for (int i = 0; i < PV; i++) o[r][i] = (vf){0};
+    int32_t t = 0; /* pairs of tokens so far */
+    const int32_t *values = v[0];
+    for (int32_t r = 0; r < WEIGH_R; r++, s += ATTN_SEGMENT, next_o += x->ld_o) {
+        const float top = MAX_LANES(load(next_o));
+        const vf m = splat(top);
+        vf sum = {0};
+        for (int32_t i = 0; i < ATTN_SEGMENT; i += 2 * VW) {
+            if (t % (ATTN_TILE / 2) == 0) values = v[t / (ATTN_TILE / 2)];
+            const vf xa = load(s + i) - m, xb = load(s + i + VW) - m;
+            const vf ra = EXP2_REST(xa), rb = EXP2_REST(xb);
+            values = weigh_step(o, values, ld_v, p + t);
+            vf a = EXP2_SLOPE(ra), b = EXP2_SLOPE(rb);
+            values = weigh_step(o, values, ld_v, p + t + 1);
+            a = EXP2_VALUE(a, ra, xa);
+            b = EXP2_VALUE(b, rb, xb);
+            values = weigh_step(o, values, ld_v, p + t + 2);
+            sum = sum + a;
+            sum = sum + b;
+            values = weigh_step(o, values, ld_v, p + t + 3);
+            STORE_BF16_2((uint16_t *)(void *)s + i, a, b);
+            t += WEIGH_STEPS;
+        }
+        next_o[x->head_dim] = top;
+        next_o[x->head_dim + 1] = SUM_LANES(sum);
+    }
+    UNROLL(6)
+    for (int r = 0; r < WEIGH_R; r++)
+        UNROLL(4)
+        for (int i = 0; i < PV; i++) store(out + r * x->ld_o + i * VW, o[r][i]);
+}
+
+static void attn_weigh_bf16(const attn_rows *x, const void *const *v) {
+    attn_rows rows = *x;
+    for (int32_t r = 0; r < x->n_rows; r += rows.n_rows) {
+        const int32_t left = x->n_rows - r;
+        rows.n_rows = left < WEIGH_R ? left : WEIGH_R;
+        rows.s = x->s + (int64_t)r * ATTN_SEGMENT;
+        rows.o = x->o + r * x->ld_o;
+        const int32_t fits = left >= 2 * WEIGH_R && x->head_dim >= PV * VW;
+        if (!r) weights(ATTN_BF16, &rows);
+        if (fits) weigh_pass(x, r, v);
+        values(ATTN_BF16, &rows, v, 0, ATTN_SEGMENT_TILES, fits ? PV * VW : 0);
+        if (fits || left <= WEIGH_R) continue;
+        attn_rows next = rows;
+        next.n_rows = left - WEIGH_R < WEIGH_R ? left - WEIGH_R : WEIGH_R;
+        next.s += (int64_t)WEIGH_R * ATTN_SEGMENT;
+        next.o += WEIGH_R * x->ld_o;
+        weights(ATTN_BF16, &next);
+    }
+}
+#endif
 
 static void attn_join(float *total, const float *part, int32_t head_dim) {
     float m = total[head_dim], m_part = part[head_dim], m_new = m_part > m ? m_part : m;

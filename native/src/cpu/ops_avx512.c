@@ -9,8 +9,6 @@
 #define VMAX(a, b) ((vf)_mm512_max_ps((__m512)(a), (__m512)(b)))
 #define VMIN(a, b) ((vf)_mm512_min_ps((__m512)(a), (__m512)(b)))
 #define MAX_LANES(v) _mm512_reduce_max_ps((__m512)(v))
-#define ROUND(x) ((vf)_mm512_roundscale_ps((__m512)(x), 0))
-#define SCALE(x, n) ((vf)_mm512_scalef_ps((__m512)(x), (__m512)(n)))
 #define SUM_LANES(v) _mm512_reduce_add_ps((__m512)(v))
 #define LOAD_F16(p) ((vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(p))))
 #define STORE_F16(p, v) \
@@ -18,6 +16,11 @@
 
 #define LOAD_I8(p) ((vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(p)))))
 #define STORE_BF16(p, v) _mm256_storeu_si256((__m256i *)(void *)(p), (__m256i)_mm512_cvtneps_pbh((__m512)(v)))
+#define STORE_BF16_2(p, a, b) _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh((__m512)(b), (__m512)(a)))
 #define DOT2(acc, pairs, q) ((vf)_mm512_dpbf16_ps((__m512)(acc), (__m512bh)(pairs), (__m512bh)(q)))
 
+/* 2^x to 9e-5 for x <= 0: a polynomial in what floor leaves, scaled by 2^floor. In three parts, for who has other work between. */
+#define EXP2_REST(x) ((vf)_mm512_reduce_ps((__m512)(x), 9))
+#define EXP2_SLOPE(r) VFMA(VFMA(splat(7.706705e-2f), r, splat(2.2764498e-1f)), r, splat(6.9511679e-1f))
+#define EXP2_VALUE(slope, r, x) ((vf)_mm512_scalef_ps((__m512)VFMA(slope, r, splat(1.0f)), (__m512)(x)))
 #include "ops_simd.h"

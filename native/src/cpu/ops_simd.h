@@ -207,5 +207,8 @@ const ops OPS_TABLE = {
     .attn_values_f32 = attn_values_f32,
     .attn_values_f16 = attn_values_f16,
     .attn_values_bf16 = attn_values_bf16,
+#ifdef STORE_BF16_2
+    .attn_weigh_bf16 = attn_weigh_bf16,
+#endif
     .attn_join = attn_join,
 };
