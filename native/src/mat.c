@@ -196,8 +196,15 @@ static void prepare_slots(void *arg, int32_t lo, int32_t hi, int32_t thread)
 
 static void prepare_tiles(void *arg, int32_t lo, int32_t hi, int32_t thread)
 {
-    const int32_t nt = ((prepare_job *)arg)->a->nt;
-    prepare_slots(arg, lo * nt, hi * nt, thread); /* one thread a tile: its slots share cache lines */
+    const prepare_job *job = arg;
+    const mat_kernels *k = mat_kernels_now();
+    const int32_t nt = job->a->nt;
+    for (int32_t i = lo; i < hi; i++) {
+        if (k->prepare_tile && (i + 1) * nt <= job->a->n_rows)
+            k->prepare_tile(job->a, i, job->x + (int64_t)i * nt * job->ld_x, job->ld_x);
+        else
+            prepare_slots(arg, i * nt, (i + 1) * nt, thread); /* one thread a tile: its slots share cache lines */
+    }
 }
 
 void mat_act_prepare(pool *p, void *act, uint32_t kinds, const float *x, int64_t ld_x, int64_t n_in, int32_t n_rows)
@@ -256,10 +263,13 @@ static void add_bias(const float *bias, float *c, int64_t ld, int32_t n_tokens, 
 
 /* The buffers of one thread's chunk: an expanded and, for matrices kept as in the file, a packed one. */
 typedef struct chunk_room {
-    _Alignas(64) uint8_t w[MAT_WIDE][MAT_CHUNK * MAT_LANES];
+    _Alignas(64) uint8_t w[MAT_PAIR * MAT_CHUNK * MAT_LANES]; /* 1 byte a value, or 4 of MAT_WIDE * MAT_CHUNK_FEW */
     _Alignas(64) float scales[MAT_PAIR][MAT_CHUNK / 32 * 4 * MAT_LANES];
-    _Alignas(64) uint8_t packed[MAT_WIDE][MAT_CHUNK * MAT_LANES * 2];
+    _Alignas(64) uint8_t packed[MAT_PAIR * MAT_CHUNK * (MAT_LANES + 1)]; /* Q8_0's; BF16's and F32's chunks are shorter */
 } chunk_room;
+_Static_assert(sizeof ((chunk_room *)0)->w >= MAT_WIDE * MAT_CHUNK_FEW * MAT_LANES * 4, "floats fit");
+_Static_assert(sizeof ((chunk_room *)0)->packed >= MAT_WIDE * MAT_CHUNK_PAIRS * MAT_LANES * 2, "pairs fit");
+_Static_assert(sizeof ((chunk_room *)0)->packed >= MAT_WIDE * MAT_CHUNK_FEW * MAT_LANES * 4, "floats fit");
 
 /* Panels p0 .. p0+n-1 over values k0 .. k0+n_k-1, ready for tile(). */
 static mat_part chunk_of(const mat *w, const mat_layout_info *l, int64_t p0, int32_t n, int64_t k0, int64_t n_k, chunk_room *room)
@@ -268,20 +278,22 @@ static mat_part chunk_of(const mat *w, const mat_layout_info *l, int64_t p0, int
     const int64_t all_units = (w->n_in + l->unit_values - 1) / l->unit_values;
     mat_part part = {.n_panels = n, .n_values = n_k, .first = k0 == 0};
     const bool expands = l->class < MAT_PAIRS || w->type == MAT_F16;
+    const size_t wide = l->class < MAT_PAIRS ? MAT_PAIR : MAT_WIDE, w_step = sizeof room->w / wide;
     part.step = (size_t)all_units * (size_t)l->panel_unit;
     part.w = (const uint8_t *)w->data + (size_t)p0 * part.step + (size_t)u0 * (size_t)l->panel_unit;
     if (w->layout == MAT_ROWS) {
+        const size_t step = sizeof room->packed / wide;
         for (int32_t i = 0; i < n; i++)
-            mat_pack_units(w, (p0 + i) * MAT_LANES, u0, u0 + n_units, room->packed[i]);
-        part.w = room->packed[0];
-        part.step = sizeof room->packed[0];
+            mat_pack_units(w, (p0 + i) * MAT_LANES, u0, u0 + n_units, room->packed + (size_t)i * step);
+        part.w = room->packed;
+        part.step = step;
     }
     if (expands) {
         for (int32_t i = 0; i < n; i++)
-            mat_kernels_now()->expand(w->type, part.w + (size_t)i * part.step, n_units, room->w[i],
+            mat_kernels_now()->expand(w->type, part.w + (size_t)i * part.step, n_units, room->w + (size_t)i * w_step,
                                       l->class < MAT_PAIRS ? room->scales[i] : NULL);
-        part.w = room->w[0];
-        part.step = sizeof room->w[0];
+        part.w = room->w;
+        part.step = w_step;
         part.scales = room->scales[0];
         part.scale_step = sizeof room->scales[0] / sizeof(float);
     }

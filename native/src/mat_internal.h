@@ -34,7 +34,7 @@ enum {
     MAT_UNIT_MAX = 4096,  /* bytes of the largest unit */
     MAT_TILE = 6,         /* tokens of a tile when there are many */
     MAT_TILE_MAX = 12,    /* most tokens of a tile: up to so many rows are one tile, up to 16 are two */
-    MAT_CHUNK = 1024,     /* values expanded at once; a multiple of every unit */
+    MAT_CHUNK = 2048,     /* values expanded at once; a multiple of every unit */
     MAT_CHUNK_PAIRS = 512, /* the same for BF16, whose values are twice as long */
     MAT_CHUNK_FEW = 256,  /* the same for few rows and where a value expands to 4 bytes */
     MAT_FEW = 16,         /* up to so many rows, panels are taken one by one as memory delivers them */
@@ -121,6 +121,8 @@ typedef struct mat_kernels {
     bool (*direct)(int32_t type, const uint8_t *panel, int64_t n_units, const mat_tile *x, float *c, int64_t ld);
     /* Row r of x[n_in] into token slot t of the tile at block 0 (see mat_act). */
     void (*quantise)(const float *x, int64_t n_in, int64_t n_blocks, int32_t nt, int32_t t, uint8_t *q8, uint8_t *halves);
+    /* MAT_TILE rows, x on, into a tile of a, in every kind that it has: the same bits as row by row. NULL: row by row. */
+    void (*prepare_tile)(const mat_act *a, int32_t tile, const float *x, int64_t ld_x);
 } mat_kernels;
 
 extern const mat_kernels mat_kernels_c;
