@@ -146,6 +146,8 @@ typedef struct prepare_job {
     mat_act *a;
     const float *x;
     int64_t ld_x;
+    pool_fn make; /* NULL: x is there */
+    void *arg;
 } prepare_job;
 
 static uint16_t to_bf16(float f)
@@ -189,9 +191,12 @@ static void prepare_slot(const prepare_job *job, int32_t slot)
 
 static void prepare_slots(void *arg, int32_t lo, int32_t hi, int32_t thread)
 {
-    (void)thread;
-    for (int32_t i = lo; i < hi; i++)
+    const prepare_job *job = arg;
+    for (int32_t i = lo; i < hi; i++) {
+        if (job->make && i < job->a->n_rows)
+            job->make(job->arg, i, i + 1, thread);
         prepare_slot(arg, i);
+    }
 }
 
 static void prepare_tiles(void *arg, int32_t lo, int32_t hi, int32_t thread)
@@ -200,24 +205,34 @@ static void prepare_tiles(void *arg, int32_t lo, int32_t hi, int32_t thread)
     const mat_kernels *k = mat_kernels_now();
     const int32_t nt = job->a->nt;
     for (int32_t i = lo; i < hi; i++) {
-        if (k->prepare_tile && (i + 1) * nt <= job->a->n_rows)
-            k->prepare_tile(job->a, i, job->x + (int64_t)i * nt * job->ld_x, job->ld_x);
-        else
+        if (!k->prepare_tile || (i + 1) * nt > job->a->n_rows) {
             prepare_slots(arg, i * nt, (i + 1) * nt, thread); /* one thread a tile: its slots share cache lines */
+            continue;
+        }
+        if (job->make)
+            job->make(job->arg, i * nt, (i + 1) * nt, thread);
+        k->prepare_tile(job->a, i, job->x + (int64_t)i * nt * job->ld_x, job->ld_x);
     }
 }
 
-void mat_act_prepare(pool *p, void *act, uint32_t kinds, const float *x, int64_t ld_x, int64_t n_in, int32_t n_rows)
+void mat_act_make(pool *p, void *act, uint32_t kinds, const float *x, int64_t ld_x, int64_t n_in, int32_t n_rows, pool_fn make,
+                  void *arg)
 {
+    enum { SERIAL = 16384, SERIAL_MADE = 4096 }; /* values that cost less than waking a worker */
     mat_act *a = (mat_act *)(uintptr_t)mat_act_header(act);
     act_layout(a, (uintptr_t)a, kinds, n_in, n_rows);
-    prepare_job job = {a, x, ld_x};
-    if (n_rows <= MAT_FEW && n_in * n_rows < 16384)
+    prepare_job job = {a, x, ld_x, make, arg};
+    if (n_rows <= MAT_FEW && n_in * n_rows < (make ? SERIAL_MADE : SERIAL))
         prepare_slots(&job, 0, a->n_tiles * a->nt, 0);
     else if (n_rows <= MAT_FEW)
         pool_run(p, a->n_tiles * a->nt, 1, prepare_slots, &job);
     else
         pool_run(p, a->n_tiles, 1, prepare_tiles, &job);
+}
+
+void mat_act_prepare(pool *p, void *act, uint32_t kinds, const float *x, int64_t ld_x, int64_t n_in, int32_t n_rows)
+{
+    mat_act_make(p, act, kinds, x, ld_x, n_in, n_rows, NULL, NULL);
 }
 
 /* ---- products ---- */

@@ -122,17 +122,33 @@ INLINE __m256i tops(const float *x, int64_t ld)
     return _mm256_max_epu32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
 }
 
-/* A block of 32 of every row; false: something is not finite and nothing was written. */
-INLINE bool quantise_block(const float *x, int64_t ld, uint8_t *q8, uint8_t *halves)
+/* What a run of blocks is multiplied by, before any of them is quantised: a block's chain from its numbers to its scale is longer
+ * than what the processor looks ahead over, so the chains of several blocks have to stand side by side. */
+enum { RUN = 8 };
+typedef struct run_scales {
+    _Alignas(32) float d[RUN][8], inverse[RUN][8];
+    uint32_t bad; /* a bit for every block that has something that is not finite */
+} run_scales;
+
+INLINE void scale_run(const float *x, int64_t ld, const int n, run_scales *run)
 {
-    const __m256i top = tops(x, ld), nothing = _mm256_setzero_si256();
-    const __m256 amax = _mm256_castsi256_ps(top), full = _mm256_set1_ps(127.0f);
-    const __mmask8 some = _mm256_cmp_ps_mask(amax, _mm256_set1_ps(1e-30f), _CMP_GT_OQ);
-    if (_mm256_cmpge_epu32_mask(top, _mm256_set1_epi32(0x7f800000)))
-        return false;
-    const __m256 d = _mm256_maskz_div_ps(some, amax, full);
-    _Alignas(32) float inverse[8];
-    _mm256_store_ps(inverse, _mm256_maskz_div_ps(some, full, amax));
+    const __m256 full = _mm256_set1_ps(127.0f);
+    run->bad = 0;
+    for (int b = 0; b < n; b++, x += 32) {
+        const __m256i top = tops(x, ld);
+        const __m256 amax = _mm256_castsi256_ps(top);
+        const __mmask8 some = _mm256_cmp_ps_mask(amax, _mm256_set1_ps(1e-30f), _CMP_GT_OQ);
+        run->bad |= (uint32_t)(_mm256_cmpge_epu32_mask(top, _mm256_set1_epi32(0x7f800000)) != 0) << b;
+        _mm256_store_ps(run->d[b], _mm256_maskz_div_ps(some, amax, full));
+        _mm256_store_ps(run->inverse[b], _mm256_maskz_div_ps(some, full, amax));
+    }
+}
+
+/* A block of 32 of every row. */
+INLINE void quantise_block(const float *x, int64_t ld, const float *scale, const float *inverse, uint8_t *q8, uint8_t *halves)
+{
+    const __m256i nothing = _mm256_setzero_si256();
+    const __m256 d = _mm256_load_ps(scale);
     vi words[NT], p[3];
 #pragma GCC unroll 6
     for (int r = 0; r < NT; r++) {
@@ -166,19 +182,26 @@ INLINE bool quantise_block(const float *x, int64_t ld, uint8_t *q8, uint8_t *hal
         _mm512_storeu_si512(halves, _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(both, 7)));
         _mm512_mask_storeu_ps(halves + 2 * NT * 4, 0xfff, _mm512_mul_ps(twice, _mm512_cvtepi32_ps(both)));
     }
-    return true;
 }
 
 static void quantise_tile(const mat_act *a, int32_t tile, const float *x, int64_t ld)
 {
     uint8_t *q8 = a->q8 + (size_t)tile * (size_t)a->n_blocks * mat_act_q8_block(NT);
     uint8_t *halves = a->halves ? a->halves + (size_t)tile * (size_t)a->n_blocks * mat_act_half_block(NT) : NULL;
-    for (int64_t b = 0; b < a->n_blocks; b++) {
-        if (32 * b >= a->n_in || !quantise_block(x + 32 * b, ld, q8, halves))
-            for (int32_t r = 0; r < NT; r++)
-                quantise_avx512(x + r * ld + 32 * b, a->n_in - 32 * b, 1, NT, r, q8, halves);
-        q8 += mat_act_q8_block(NT);
-        halves += halves ? mat_act_half_block(NT) : 0;
+    run_scales run;
+    for (int64_t b0 = 0; b0 < a->n_blocks; b0 += RUN) {
+        const int64_t some = a->n_in / 32 - b0, all = a->n_blocks - b0;
+        const int n = some < RUN ? (int)some : RUN, n_all = all < RUN ? (int)all : RUN;
+        scale_run(x + 32 * b0, ld, n, &run);
+        for (int b = 0; b < n_all; b++, q8 += mat_act_q8_block(NT)) {
+            const float *at = x + 32 * (b0 + b);
+            if (b < n && !(run.bad >> b & 1))
+                quantise_block(at, ld, run.d[b], run.inverse[b], q8, halves);
+            else
+                for (int32_t r = 0; r < NT; r++)
+                    quantise_avx512(at + r * ld, b < n ? 32 : 0, 1, NT, r, q8, halves);
+            halves += halves ? mat_act_half_block(NT) : 0;
+        }
     }
 }
 
