@@ -354,6 +354,39 @@ static int64_t chunk_values(const mul_job *job, const mat *w, const mat_layout_i
     return l->class == MAT_PAIRS ? MAT_CHUNK_PAIRS : MAT_CHUNK;
 }
 
+/* Where the weights of n panels lie, if there are so many and they are packed. */
+static mat_ahead ahead_at(const mat *w, const mat_layout_info *l, int64_t p0, int32_t n, int64_t k0, int64_t n_k)
+{
+    mat_ahead ahead = {0};
+    const int64_t left = w->n_out / MAT_LANES - p0;
+    const size_t unit = (size_t)l->panel_unit;
+    if (w->layout != MAT_PANELS || left <= 0)
+        return ahead;
+    ahead.n_runs = n < left ? n : (int32_t)left;
+    ahead.n_lines = (int32_t)((size_t)(n_k / l->unit_values) * unit / 64);
+    ahead.step = (size_t)((w->n_in + l->unit_values - 1) / l->unit_values) * unit;
+    ahead.p = (const uint8_t *)w->data + (size_t)p0 * ahead.step + (size_t)(k0 / l->unit_values) * unit;
+    return ahead;
+}
+
+static void mul_tiles(const mul_job *job, int32_t i, const mat_part *first, int32_t tile0, int32_t tile1, int64_t k0, const mat_ahead *ahead)
+{
+    const mat_kernels *k = mat_kernels_now();
+    const mat_layout_info *l = job->l[i];
+    mat_tile x = tile_at(job->a, l, tile0, k0);
+    if (k->tiles) {
+        const mat_tile next = tile_at(job->a, l, tile0 + 1, k0);
+        x.n_valid = job->a->n_rows - tile0 * job->a->nt;
+        k->tiles(l->type, first, &x, tile1 - tile0, (size_t)(next.x - x.x), x.halves ? (size_t)(next.halves - x.halves) : 0, ahead);
+        return;
+    }
+    mat_part part = *first;
+    for (int32_t tile = tile0; tile < tile1; tile++, part.c += job->a->nt * part.ld) {
+        x = tile_at(job->a, l, tile, k0);
+        k->tile(l->type, &part, &x);
+    }
+}
+
 static void mul_panels(const mul_job *job, int32_t i, int64_t p0, int32_t n, int32_t tile0, int32_t tile1, const mul_out *out)
 {
     const mat *w = job->w[i];
@@ -361,21 +394,28 @@ static void mul_panels(const mul_job *job, int32_t i, int64_t p0, int32_t n, int
     const mat_act *a = job->a;
     const int64_t all = a->n_blocks * 32, step = chunk_values(job, w, l);
     const int32_t wide = l->class < MAT_PAIRS ? MAT_PAIR : MAT_WIDE;
+    const int32_t n_rows = a->n_rows - tile0 * a->nt, n_slots = (tile1 - tile0) * a->nt;
     chunk_room room;
-    for (int64_t k0 = 0; k0 < all;) {
-        const int64_t n_k = all - k0 < step ? all - k0 : step;
+    for (int64_t k0 = 0, n_k; k0 < all; k0 += n_k) {
+        n_k = all - k0 < step ? all - k0 : step;
         for (int32_t from = 0; from < n; from += wide) {
+            mat_ahead ahead = {0};
             mat_part part = chunk_of(w, l, p0 + from, n - from < wide ? n - from : wide, k0, n_k, &room);
             part.ld = out->ld;
-            for (int32_t tile = tile0; tile < tile1; tile++) {
-                const mat_tile x = tile_at(a, l, tile, k0);
-                part.c = out->y + (int64_t)(tile - tile0) * a->nt * out->ld + from * MAT_LANES;
-                mat_kernels_now()->tile(w->type, &part, &x);
-                if (out->bias && k0 + n_k == all)
-                    add_bias(out->bias + from * MAT_LANES, part.c, out->ld, x.n_valid, part.n_panels * MAT_LANES);
-            }
+            part.c = out->y + from * MAT_LANES;
+            if (a->n_rows <= MAT_FEW)
+                ; /* one or two tiles: the kernels look ahead for themselves */
+            else if (from + wide < n)
+                ahead = ahead_at(w, l, p0 + from + wide, wide, k0, n_k);
+            else if (k0 + n_k < all)
+                ahead = ahead_at(w, l, p0, wide, k0 + n_k, all - k0 - n_k < step ? all - k0 - n_k : step);
+            else if (tile1 == a->n_tiles)
+                ahead = ahead_at(w, l, p0 + n, wide, 0, all < step ? all : step);
+            mul_tiles(job, i, &part, tile0, tile1, k0, &ahead);
+            if (out->bias && k0 + n_k == all)
+                add_bias(out->bias + from * MAT_LANES, part.c, out->ld, n_rows < n_slots ? n_rows : n_slots,
+                         part.n_panels * MAT_LANES);
         }
-        k0 += n_k;
     }
 }
 

@@ -111,12 +111,23 @@ typedef struct mat_part {
     bool first;
 } mat_part;
 
+/* Tiles one after another, and the weights that come after them: each tile asks for its share of those, so that they lie in L2
+ * when their turn comes. n_runs runs of n_lines x 64 bytes, `step` apart; none: n_lines is 0. */
+typedef struct mat_ahead {
+    const uint8_t *p;
+    size_t step;
+    int32_t n_runs, n_lines;
+} mat_ahead;
+
 typedef struct mat_kernels {
     const char *name;
     int32_t direct_max; /* up to so many rows of a tile, direct() is asked */
     /* n_units of one packed panel into w (512 bytes per 32 values; F16: 64 bytes per value) and scales. */
     void (*expand)(int32_t type, const uint8_t *panel, int64_t n_units, uint8_t *w, float *scales);
     void (*tile)(int32_t type, const mat_part *part, const mat_tile *x);
+    /* The same for n_tiles tiles, x and part->c of the first; x->n_valid counts all tokens that are left. NULL: one by one. */
+    void (*tiles)(int32_t type, const mat_part *part, const mat_tile *x, int32_t n_tiles, size_t x_step, size_t halves_step,
+                  const mat_ahead *ahead);
     /* One whole packed panel times a tile; false: no such kernel for this type and width. */
     bool (*direct)(int32_t type, const uint8_t *panel, int64_t n_units, const mat_tile *x, float *c, int64_t ld);
     /* Row r of x[n_in] into token slot t of the tile at block 0 (see mat_act). */

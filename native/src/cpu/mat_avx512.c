@@ -171,4 +171,4 @@ static void expand(int32_t type, const uint8_t *p, int64_t n, uint8_t *w, float 
     }
 }
 
-const mat_kernels mat_kernels_avx512 = {"avx512-vnni", 12, expand, tile_avx512, direct, quantise_avx512, prepare_tile_avx512};
+const mat_kernels mat_kernels_avx512 = {"avx512-vnni", 12, expand, tile_avx512, tiles_avx512, direct, quantise_avx512, prepare_tile_avx512};
