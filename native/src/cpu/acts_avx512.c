@@ -195,6 +195,9 @@ static void quantise_tile(const mat_act *a, int32_t tile, const float *x, int64_
         scale_run(x + 32 * b0, ld, n, &run);
         for (int b = 0; b < n_all; b++, q8 += mat_act_q8_block(NT)) {
             const float *at = x + 32 * (b0 + b);
+#pragma GCC unroll 5
+            for (int i = 0; i < 5; i++)
+                __builtin_prefetch(q8 + 4 * mat_act_q8_block(NT) + 64 * i, 1, 3);
             if (b < n && !(run.bad >> b & 1))
                 quantise_block(at, ld, run.d[b], run.inverse[b], q8, halves);
             else

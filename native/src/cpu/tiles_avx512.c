@@ -18,7 +18,7 @@ INLINE void load_acc(const mat_part *p, const mat_tile *x, const int n_p, const 
     for (int t = 0; t < nt; t++) /* the next tile's, a row's width apart: often out of L2 */
 #pragma GCC unroll 4
         for (int r = 0; r < n_p; r++)
-            _mm_prefetch((const char *)(p->c + (nt + t) * p->ld + r * MAT_LANES), _MM_HINT_T0);
+            __builtin_prefetch(p->c + (nt + t) * p->ld + r * MAT_LANES, 1, 3);
 }
 
 INLINE void store_acc(const mat_part *p, const mat_tile *x, const int n_p, const int nt, const vf *acc)
