@@ -283,7 +283,7 @@ typedef struct chunk_room {
     _Alignas(64) uint8_t packed[MAT_PAIR * MAT_CHUNK * (MAT_LANES + 1)]; /* Q8_0's; BF16's and F32's chunks are shorter */
 } chunk_room;
 _Static_assert(sizeof ((chunk_room *)0)->w >= MAT_WIDE * MAT_CHUNK_FEW * MAT_LANES * 4, "floats fit");
-_Static_assert(sizeof ((chunk_room *)0)->packed >= MAT_WIDE * MAT_CHUNK_PAIRS * MAT_LANES * 2, "pairs fit");
+_Static_assert(sizeof ((chunk_room *)0)->packed >= MAT_WIDE * MAT_CHUNK_PACKED * MAT_LANES * 2, "pairs fit");
 _Static_assert(sizeof ((chunk_room *)0)->packed >= MAT_WIDE * MAT_CHUNK_FEW * MAT_LANES * 4, "floats fit");
 
 /* Panels p0 .. p0+n-1 over values k0 .. k0+n_k-1, ready for tile(). */
@@ -351,7 +351,9 @@ static int64_t chunk_values(const mul_job *job, const mat *w, const mat_layout_i
         return INT64_MAX;
     if (l->class == MAT_FLOATS || job->a->n_rows <= MAT_FEW)
         return MAT_CHUNK_FEW;
-    return l->class == MAT_PAIRS ? MAT_CHUNK_PAIRS : MAT_CHUNK;
+    if (l->class == MAT_PAIRS)
+        return w->layout == MAT_PANELS ? MAT_CHUNK_PAIRS : MAT_CHUNK_PACKED;
+    return MAT_CHUNK;
 }
 
 /* Where the weights of n panels lie, if there are so many and they are packed. */

@@ -35,7 +35,8 @@ enum {
     MAT_TILE = 6,         /* tokens of a tile when there are many */
     MAT_TILE_MAX = 12,    /* most tokens of a tile: up to so many rows are one tile, up to 16 are two */
     MAT_CHUNK = 2048,     /* values expanded at once; a multiple of every unit */
-    MAT_CHUNK_PAIRS = 512, /* the same for BF16, whose values are twice as long */
+    MAT_CHUNK_PAIRS = 2048, /* the same for BF16, whose values are kept as they are */
+    MAT_CHUNK_PACKED = 512, /* and for those that have to be packed first */
     MAT_CHUNK_FEW = 256,  /* the same for few rows and where a value expands to 4 bytes */
     MAT_FEW = 16,         /* up to so many rows, panels are taken one by one as memory delivers them */
     MAT_WIDE = 4,         /* panels of a tile for many rows of BF16, F16 and F32; else MAT_PAIR */

@@ -127,21 +127,23 @@ INLINE __m256i tops(const float *x, int64_t ld)
 enum { RUN = 8 };
 typedef struct run_scales {
     _Alignas(32) float d[RUN][8], inverse[RUN][8];
-    uint32_t bad; /* a bit for every block that has something that is not finite */
+    bool bad; /* somewhere something is not finite */
 } run_scales;
 
 INLINE void scale_run(const float *x, int64_t ld, const int n, run_scales *run)
 {
     const __m256 full = _mm256_set1_ps(127.0f);
-    run->bad = 0;
+    const __m256i infinite = _mm256_set1_epi32(0x7f800000);
+    __m256i highest = _mm256_setzero_si256();
     for (int b = 0; b < n; b++, x += 32) {
         const __m256i top = tops(x, ld);
         const __m256 amax = _mm256_castsi256_ps(top);
         const __mmask8 some = _mm256_cmp_ps_mask(amax, _mm256_set1_ps(1e-30f), _CMP_GT_OQ);
-        run->bad |= (uint32_t)(_mm256_cmpge_epu32_mask(top, _mm256_set1_epi32(0x7f800000)) != 0) << b;
+        highest = _mm256_max_epu32(highest, top);
         _mm256_store_ps(run->d[b], _mm256_maskz_div_ps(some, amax, full));
         _mm256_store_ps(run->inverse[b], _mm256_maskz_div_ps(some, full, amax));
     }
+    run->bad = _mm256_cmpge_epu32_mask(highest, infinite) != 0;
 }
 
 /* A block of 32 of every row. */
@@ -198,7 +200,7 @@ static void quantise_tile(const mat_act *a, int32_t tile, const float *x, int64_
 #pragma GCC unroll 5
             for (int i = 0; i < 5; i++)
                 __builtin_prefetch(q8 + 4 * mat_act_q8_block(NT) + 64 * i, 1, 3);
-            if (b < n && !(run.bad >> b & 1))
+            if (b < n && !run.bad)
                 quantise_block(at, ld, run.d[b], run.inverse[b], q8, halves);
             else
                 for (int32_t r = 0; r < NT; r++)
