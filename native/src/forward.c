@@ -203,10 +203,17 @@ static void swiglu_rows(void *arg, int32_t lo, int32_t hi, int32_t thread) {
     for (int64_t r = lo; r < hi; r++) f->ops->swiglu(f->gate + r * n, f->up + r * n, f->hp->n_ff);
 }
 
-/* Products of n matrices with the rows of `in`, which f->make writes first, in the same stage that prepares them; n <= 3. */
+static void make_now(forward *f, int64_t n_floats) {
+    if (f->make) each_row(f, n_floats, f->make);
+    f->make = NULL;
+}
+
+/* Products of n matrices with the rows of `in`, which f->make writes first: in the same stage that prepares them, where rows
+ * are so many that threads take whole tiles of them. n <= 3. */
 static void multiply(forward *f, const float *in, const mat *const *w, int32_t n, float *const *out, const float *const *bias) {
     int64_t ld[3] = {0};
     for (int32_t i = 0; i < n; i++) ld[i] = w[i]->n_out;
+    if (f->n_rows <= FEW_ROWS) make_now(f, w[0]->n_in);
     mat_act_make(f->pool, f->act, act_kinds(w, n), in, w[0]->n_in, w[0]->n_in, f->n_rows, f->make, f);
     f->make = NULL;
     mat_mul(f->pool, w, n, f->act, f->n_rows, out, ld, bias);
@@ -294,8 +301,7 @@ static int32_t run_outputs(forward *f) {
     const int32_t n_rows = f->n_rows;
     milad_row *rows = f->rows;
     int32_t status = MILAD_OK;
-    if (f->make) each_row(f, f->hp->n_embd, f->make);
-    f->make = NULL;
+    make_now(f, f->hp->n_embd);
     for (int32_t r = 0; r < n_rows && status == MILAD_OK; r += f->n_logit_rows) {
         f->n_rows = n_rows - r < f->n_logit_rows ? n_rows - r : f->n_logit_rows;
         f->rows = rows + r;

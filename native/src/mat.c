@@ -218,11 +218,10 @@ static void prepare_tiles(void *arg, int32_t lo, int32_t hi, int32_t thread)
 void mat_act_make(pool *p, void *act, uint32_t kinds, const float *x, int64_t ld_x, int64_t n_in, int32_t n_rows, pool_fn make,
                   void *arg)
 {
-    enum { SERIAL = 16384, SERIAL_MADE = 4096 }; /* values that cost less than waking a worker */
     mat_act *a = (mat_act *)(uintptr_t)mat_act_header(act);
     act_layout(a, (uintptr_t)a, kinds, n_in, n_rows);
     prepare_job job = {a, x, ld_x, make, arg};
-    if (n_rows <= MAT_FEW && n_in * n_rows < (make ? SERIAL_MADE : SERIAL))
+    if (n_rows <= MAT_FEW && n_in * n_rows < 16384)
         prepare_slots(&job, 0, a->n_tiles * a->nt, 0);
     else if (n_rows <= MAT_FEW)
         pool_run(p, a->n_tiles * a->nt, 1, prepare_slots, &job);
