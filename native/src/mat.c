@@ -159,21 +159,21 @@ static uint16_t to_bf16(float f)
     return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-/* One token slot: slot = tile * nt + t. Slots beyond n_rows become zeros. */
-static void prepare_slot(const prepare_job *job, int32_t slot)
+/* Blocks b0 .. b1 - 1 of one token slot: slot = tile * nt + t. Slots beyond n_rows become zeros. */
+static void prepare_slot(const prepare_job *job, int32_t slot, int64_t b0, int64_t b1)
 {
     const mat_act *a = job->a;
     const int32_t nt = a->nt, t = slot % nt;
-    const size_t tile = (size_t)(slot / nt), blocks = (size_t)a->n_blocks;
+    const size_t at = (size_t)(slot / nt) * (size_t)a->n_blocks + (size_t)b0;
     const bool valid = slot < a->n_rows;
-    const float *x = valid ? job->x + slot * job->ld_x : NULL;
-    const int64_t n = valid ? a->n_in : 0;
+    const float *x = valid ? job->x + slot * job->ld_x + 32 * b0 : NULL;
+    const int64_t all = (b1 - b0) * 32, left = valid ? a->n_in - 32 * b0 : 0, n = left < 0 ? 0 : left < all ? left : all;
     if (a->q8)
-        mat_kernels_now()->quantise(x, n, a->n_blocks, nt, t, a->q8 + tile * blocks * mat_act_q8_block(nt),
-                                    a->halves ? a->halves + tile * blocks * mat_act_half_block(nt) : NULL);
+        mat_kernels_now()->quantise(x, n, b1 - b0, nt, t, a->q8 + at * mat_act_q8_block(nt),
+                                    a->halves ? a->halves + at * mat_act_half_block(nt) : NULL);
     if (a->bf16) {
-        uint16_t *to = (uint16_t *)a->bf16 + tile * blocks * 32 * (size_t)nt;
-        for (int64_t k = n / 2 * 2; k < a->n_blocks * 32; k++)
+        uint16_t *to = (uint16_t *)a->bf16 + at * 32 * (size_t)nt;
+        for (int64_t k = n / 2 * 2; k < all; k++)
             to[(k / 2 * nt + t) * 2 + k % 2] = 0;
         for (int64_t k = 0; k + 1 < n; k += 2) {
             uint32_t pair = (uint32_t)to_bf16(x[k]) | (uint32_t)to_bf16(x[k + 1]) << 16;
@@ -183,20 +183,23 @@ static void prepare_slot(const prepare_job *job, int32_t slot)
             to[((n - 1) / 2 * nt + t) * 2] = to_bf16(x[n - 1]);
     }
     if (a->f32) {
-        float *to = a->f32 + tile * blocks * 32 * (size_t)nt;
-        for (int64_t k = 0; k < a->n_blocks * 32; k++)
+        float *to = a->f32 + at * 32 * (size_t)nt;
+        for (int64_t k = 0; k < all; k++)
             to[k * nt + t] = k < n ? x[k] : 0.0f;
     }
 }
 
-static void prepare_slots(void *arg, int32_t lo, int32_t hi, int32_t thread)
+/* Few rows: runs of blocks of every slot. By slots, threads would write into the same lines all the time. */
+enum { BLOCK_RUN = 16 };
+
+static void prepare_runs(void *arg, int32_t lo, int32_t hi, int32_t thread)
 {
     const prepare_job *job = arg;
-    for (int32_t i = lo; i < hi; i++) {
-        if (job->make && i < job->a->n_rows)
-            job->make(job->arg, i, i + 1, thread);
-        prepare_slot(arg, i);
-    }
+    const mat_act *a = job->a;
+    const int64_t b0 = (int64_t)lo * BLOCK_RUN, end = (int64_t)hi * BLOCK_RUN;
+    (void)thread;
+    for (int32_t slot = 0; slot < a->n_tiles * a->nt; slot++)
+        prepare_slot(job, slot, b0, end < a->n_blocks ? end : a->n_blocks);
 }
 
 static void prepare_tiles(void *arg, int32_t lo, int32_t hi, int32_t thread)
@@ -205,13 +208,14 @@ static void prepare_tiles(void *arg, int32_t lo, int32_t hi, int32_t thread)
     const mat_kernels *k = mat_kernels_now();
     const int32_t nt = job->a->nt;
     for (int32_t i = lo; i < hi; i++) {
-        if (!k->prepare_tile || (i + 1) * nt > job->a->n_rows) {
-            prepare_slots(arg, i * nt, (i + 1) * nt, thread); /* one thread a tile: its slots share cache lines */
-            continue;
-        }
+        const int32_t row = i * nt, end = row + nt < job->a->n_rows ? row + nt : job->a->n_rows;
         if (job->make)
-            job->make(job->arg, i * nt, (i + 1) * nt, thread);
-        k->prepare_tile(job->a, i, job->x + (int64_t)i * nt * job->ld_x, job->ld_x);
+            job->make(job->arg, row, end, thread);
+        if (k->prepare_tile && end - row == nt)
+            k->prepare_tile(job->a, i, job->x + (int64_t)row * job->ld_x, job->ld_x);
+        else
+            for (int32_t slot = row; slot < row + nt; slot++)
+                prepare_slot(job, slot, 0, job->a->n_blocks);
     }
 }
 
@@ -221,12 +225,17 @@ void mat_act_make(pool *p, void *act, uint32_t kinds, const float *x, int64_t ld
     mat_act *a = (mat_act *)(uintptr_t)mat_act_header(act);
     act_layout(a, (uintptr_t)a, kinds, n_in, n_rows);
     prepare_job job = {a, x, ld_x, make, arg};
-    if (n_rows <= MAT_FEW && n_in * n_rows < 16384)
-        prepare_slots(&job, 0, a->n_tiles * a->nt, 0);
-    else if (n_rows <= MAT_FEW)
-        pool_run(p, a->n_tiles * a->nt, 1, prepare_slots, &job);
-    else
+    if (n_rows > MAT_FEW) {
         pool_run(p, a->n_tiles, 1, prepare_tiles, &job);
+        return;
+    }
+    const int32_t n_runs = (int32_t)((a->n_blocks + BLOCK_RUN - 1) / BLOCK_RUN);
+    if (make && n_rows > 0)
+        make(arg, 0, n_rows, 0);
+    if (n_in * n_rows < 16384)
+        prepare_runs(&job, 0, n_runs, 0);
+    else
+        pool_run(p, n_runs, 1, prepare_runs, &job);
 }
 
 void mat_act_prepare(pool *p, void *act, uint32_t kinds, const float *x, int64_t ld_x, int64_t n_in, int32_t n_rows)
