@@ -48,6 +48,7 @@ struct forward {
     const layer *layer;
     int32_t i_layer, n_rows;
     const float *next_norm;          /* of the stage that follows a residual */
+    pool_fn make;                    /* what the next product's rows still want; NULL: they are there */
 };
 
 typedef struct plan { uint8_t *base; size_t n_bytes; } plan;
@@ -207,12 +208,20 @@ static void ahead(const forward *f, const mat *const *w, int32_t n) {
     if (f->n_rows <= FEW_ROWS) mat_ahead(f->pool, w, n);
 }
 
-/* Products of n matrices with the rows of `in`; n <= 3. The n_next matrices of the next product are asked for at the end. */
+static void make_now(forward *f, int64_t n_floats) {
+    if (f->make) each_row(f, n_floats, f->make);
+    f->make = NULL;
+}
+
+/* Products of n matrices with the rows of `in`, which f->make writes first: in the same stage that prepares them, where rows
+ * are so many that threads take whole tiles of them. n <= 3. The n_next matrices of the next product are asked for at the end. */
 static void multiply(forward *f, const float *in, const mat *const *w, int32_t n, float *const *out, const float *const *bias,
                      const mat *const *next, int32_t n_next) {
     int64_t ld[3] = {0};
     for (int32_t i = 0; i < n; i++) ld[i] = w[i]->n_out;
-    mat_act_prepare(f->pool, f->act, act_kinds(w, n), in, w[0]->n_in, w[0]->n_in, f->n_rows);
+    if (f->n_rows <= FEW_ROWS) make_now(f, w[0]->n_in);
+    mat_act_make(f->pool, f->act, act_kinds(w, n), in, w[0]->n_in, w[0]->n_in, f->n_rows, f->make, f);
+    f->make = NULL;
     ahead(f, next, n_next);
     mat_mul(f->pool, w, n, f->act, f->n_rows, out, ld, bias);
 }
@@ -271,14 +280,14 @@ static int32_t run_layer(forward *f) {
     attention_run(f->attention, f->i_layer, f->q, f->att);
     will_norm(f, l->ffn_norm);
     multiply(f, f->att, wo, 1, sum, wo_bias, gate_up, 2);
-    each_row(f, h->n_embd, residual_rows);
     if (interrupted(f) < 0) return MILAD_E_INTERRUPTED;
 
+    f->make = residual_rows;
     multiply(f, f->norm, gate_up, 2, gate_up_out, NULL, down, 1);
-    each_row(f, h->n_ff, swiglu_rows);
+    f->make = swiglu_rows;
     will_norm(f, last ? f->model->output_norm : f->model->layers[f->i_layer + 1].attn_norm);
     multiply(f, f->gate, down, 1, sum, NULL, last ? head : next_qkv, last ? 1 : 3);
-    each_row(f, h->n_embd, residual_rows);
+    f->make = residual_rows;
     return interrupted(f);
 }
 
@@ -303,6 +312,7 @@ static int32_t run_outputs(forward *f) {
     const int32_t n_rows = f->n_rows;
     milad_row *rows = f->rows;
     int32_t status = MILAD_OK;
+    make_now(f, f->hp->n_embd);
     for (int32_t r = 0; r < n_rows && status == MILAD_OK; r += f->n_logit_rows) {
         f->n_rows = n_rows - r < f->n_logit_rows ? n_rows - r : f->n_logit_rows;
         f->rows = rows + r;
@@ -315,6 +325,7 @@ static int32_t run_outputs(forward *f) {
 }
 
 static int32_t run_chunk(forward *f) {
+    f->make = NULL; /* an interrupted step may have left one */
     attention_plan(f->attention, f->rows, f->n_rows, f->batch->sequences);
     each_row(f, 2 * f->hp->n_embd + 16 * f->hp->n_rot, embed_rows); /* a sine costs some 16 multiplications */
     for (f->i_layer = 0; f->i_layer < f->hp->n_layer; f->i_layer++) {

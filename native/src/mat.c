@@ -146,6 +146,8 @@ typedef struct prepare_job {
     mat_act *a;
     const float *x;
     int64_t ld_x;
+    pool_fn make; /* NULL: x is there */
+    void *arg;
 } prepare_job;
 
 static uint16_t to_bf16(float f)
@@ -157,21 +159,21 @@ static uint16_t to_bf16(float f)
     return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-/* One token slot: slot = tile * nt + t. Slots beyond n_rows become zeros. */
-static void prepare_slot(const prepare_job *job, int32_t slot)
+/* Blocks b0 .. b1 - 1 of one token slot: slot = tile * nt + t. Slots beyond n_rows become zeros. */
+static void prepare_slot(const prepare_job *job, int32_t slot, int64_t b0, int64_t b1)
 {
     const mat_act *a = job->a;
     const int32_t nt = a->nt, t = slot % nt;
-    const size_t tile = (size_t)(slot / nt), blocks = (size_t)a->n_blocks;
+    const size_t at = (size_t)(slot / nt) * (size_t)a->n_blocks + (size_t)b0;
     const bool valid = slot < a->n_rows;
-    const float *x = valid ? job->x + slot * job->ld_x : NULL;
-    const int64_t n = valid ? a->n_in : 0;
+    const float *x = valid ? job->x + slot * job->ld_x + 32 * b0 : NULL;
+    const int64_t all = (b1 - b0) * 32, left = valid ? a->n_in - 32 * b0 : 0, n = left < 0 ? 0 : left < all ? left : all;
     if (a->q8)
-        mat_kernels_now()->quantise(x, n, a->n_blocks, nt, t, a->q8 + tile * blocks * mat_act_q8_block(nt),
-                                    a->halves ? a->halves + tile * blocks * mat_act_half_block(nt) : NULL);
+        mat_kernels_now()->quantise(x, n, b1 - b0, nt, t, a->q8 + at * mat_act_q8_block(nt),
+                                    a->halves ? a->halves + at * mat_act_half_block(nt) : NULL);
     if (a->bf16) {
-        uint16_t *to = (uint16_t *)a->bf16 + tile * blocks * 32 * (size_t)nt;
-        for (int64_t k = n / 2 * 2; k < a->n_blocks * 32; k++)
+        uint16_t *to = (uint16_t *)a->bf16 + at * 32 * (size_t)nt;
+        for (int64_t k = n / 2 * 2; k < all; k++)
             to[(k / 2 * nt + t) * 2 + k % 2] = 0;
         for (int64_t k = 0; k + 1 < n; k += 2) {
             uint32_t pair = (uint32_t)to_bf16(x[k]) | (uint32_t)to_bf16(x[k + 1]) << 16;
@@ -181,36 +183,64 @@ static void prepare_slot(const prepare_job *job, int32_t slot)
             to[((n - 1) / 2 * nt + t) * 2] = to_bf16(x[n - 1]);
     }
     if (a->f32) {
-        float *to = a->f32 + tile * blocks * 32 * (size_t)nt;
-        for (int64_t k = 0; k < a->n_blocks * 32; k++)
+        float *to = a->f32 + at * 32 * (size_t)nt;
+        for (int64_t k = 0; k < all; k++)
             to[k * nt + t] = k < n ? x[k] : 0.0f;
     }
 }
 
-static void prepare_slots(void *arg, int32_t lo, int32_t hi, int32_t thread)
+/* Few rows: runs of blocks of every slot. By slots, threads would write into the same lines all the time. */
+enum { BLOCK_RUN = 16 };
+
+static void prepare_runs(void *arg, int32_t lo, int32_t hi, int32_t thread)
 {
+    const prepare_job *job = arg;
+    const mat_act *a = job->a;
+    const int64_t b0 = (int64_t)lo * BLOCK_RUN, end = (int64_t)hi * BLOCK_RUN;
     (void)thread;
-    for (int32_t i = lo; i < hi; i++)
-        prepare_slot(arg, i);
+    for (int32_t slot = 0; slot < a->n_tiles * a->nt; slot++)
+        prepare_slot(job, slot, b0, end < a->n_blocks ? end : a->n_blocks);
 }
 
 static void prepare_tiles(void *arg, int32_t lo, int32_t hi, int32_t thread)
 {
-    const int32_t nt = ((prepare_job *)arg)->a->nt;
-    prepare_slots(arg, lo * nt, hi * nt, thread); /* one thread a tile: its slots share cache lines */
+    const prepare_job *job = arg;
+    const mat_kernels *k = mat_kernels_now();
+    const int32_t nt = job->a->nt;
+    for (int32_t i = lo; i < hi; i++) {
+        const int32_t row = i * nt, end = row + nt < job->a->n_rows ? row + nt : job->a->n_rows;
+        if (job->make)
+            job->make(job->arg, row, end, thread);
+        if (k->prepare_tile && end - row == nt)
+            k->prepare_tile(job->a, i, job->x + (int64_t)row * job->ld_x, job->ld_x);
+        else
+            for (int32_t slot = row; slot < row + nt; slot++)
+                prepare_slot(job, slot, 0, job->a->n_blocks);
+    }
+}
+
+void mat_act_make(pool *p, void *act, uint32_t kinds, const float *x, int64_t ld_x, int64_t n_in, int32_t n_rows, pool_fn make,
+                  void *arg)
+{
+    mat_act *a = (mat_act *)(uintptr_t)mat_act_header(act);
+    act_layout(a, (uintptr_t)a, kinds, n_in, n_rows);
+    prepare_job job = {a, x, ld_x, make, arg};
+    if (n_rows > MAT_FEW) {
+        pool_run(p, a->n_tiles, 1, prepare_tiles, &job);
+        return;
+    }
+    const int32_t n_runs = (int32_t)((a->n_blocks + BLOCK_RUN - 1) / BLOCK_RUN);
+    if (make && n_rows > 0)
+        make(arg, 0, n_rows, 0);
+    if (n_in * n_rows < 16384)
+        prepare_runs(&job, 0, n_runs, 0);
+    else
+        pool_run(p, n_runs, 1, prepare_runs, &job);
 }
 
 void mat_act_prepare(pool *p, void *act, uint32_t kinds, const float *x, int64_t ld_x, int64_t n_in, int32_t n_rows)
 {
-    mat_act *a = (mat_act *)(uintptr_t)mat_act_header(act);
-    act_layout(a, (uintptr_t)a, kinds, n_in, n_rows);
-    prepare_job job = {a, x, ld_x};
-    if (n_rows <= MAT_FEW && n_in * n_rows < 16384)
-        prepare_slots(&job, 0, a->n_tiles * a->nt, 0);
-    else if (n_rows <= MAT_FEW)
-        pool_run(p, a->n_tiles * a->nt, 1, prepare_slots, &job);
-    else
-        pool_run(p, a->n_tiles, 1, prepare_tiles, &job);
+    mat_act_make(p, act, kinds, x, ld_x, n_in, n_rows, NULL, NULL);
 }
 
 /* ---- products ---- */
@@ -256,10 +286,13 @@ static void add_bias(const float *bias, float *c, int64_t ld, int32_t n_tokens, 
 
 /* The buffers of one thread's chunk: an expanded and, for matrices kept as in the file, a packed one. */
 typedef struct chunk_room {
-    _Alignas(64) uint8_t w[MAT_WIDE][MAT_CHUNK * MAT_LANES];
+    _Alignas(64) uint8_t w[MAT_PAIR * MAT_CHUNK * MAT_LANES]; /* 1 byte a value, or 4 of MAT_WIDE * MAT_CHUNK_FEW */
     _Alignas(64) float scales[MAT_PAIR][MAT_CHUNK / 32 * 4 * MAT_LANES];
-    _Alignas(64) uint8_t packed[MAT_WIDE][MAT_CHUNK * MAT_LANES * 2];
+    _Alignas(64) uint8_t packed[MAT_PAIR * MAT_CHUNK * (MAT_LANES + 1)]; /* Q8_0's; BF16's and F32's chunks are shorter */
 } chunk_room;
+_Static_assert(sizeof ((chunk_room *)0)->w >= MAT_WIDE * MAT_CHUNK_FEW * MAT_LANES * 4, "floats fit");
+_Static_assert(sizeof ((chunk_room *)0)->packed >= MAT_WIDE * MAT_CHUNK_PACKED * MAT_LANES * 2, "pairs fit");
+_Static_assert(sizeof ((chunk_room *)0)->packed >= MAT_WIDE * MAT_CHUNK_FEW * MAT_LANES * 4, "floats fit");
 
 /* Panels p0 .. p0+n-1 over values k0 .. k0+n_k-1, ready for tile(). */
 static mat_part chunk_of(const mat *w, const mat_layout_info *l, int64_t p0, int32_t n, int64_t k0, int64_t n_k, chunk_room *room)
@@ -268,20 +301,22 @@ static mat_part chunk_of(const mat *w, const mat_layout_info *l, int64_t p0, int
     const int64_t all_units = (w->n_in + l->unit_values - 1) / l->unit_values;
     mat_part part = {.n_panels = n, .n_values = n_k, .first = k0 == 0};
     const bool expands = l->class < MAT_PAIRS || w->type == MAT_F16;
+    const size_t wide = l->class < MAT_PAIRS ? MAT_PAIR : MAT_WIDE, w_step = sizeof room->w / wide;
     part.step = (size_t)all_units * (size_t)l->panel_unit;
     part.w = (const uint8_t *)w->data + (size_t)p0 * part.step + (size_t)u0 * (size_t)l->panel_unit;
     if (w->layout == MAT_ROWS) {
+        const size_t step = sizeof room->packed / wide;
         for (int32_t i = 0; i < n; i++)
-            mat_pack_units(w, (p0 + i) * MAT_LANES, u0, u0 + n_units, room->packed[i]);
-        part.w = room->packed[0];
-        part.step = sizeof room->packed[0];
+            mat_pack_units(w, (p0 + i) * MAT_LANES, u0, u0 + n_units, room->packed + (size_t)i * step);
+        part.w = room->packed;
+        part.step = step;
     }
     if (expands) {
         for (int32_t i = 0; i < n; i++)
-            mat_kernels_now()->expand(w->type, part.w + (size_t)i * part.step, n_units, room->w[i],
+            mat_kernels_now()->expand(w->type, part.w + (size_t)i * part.step, n_units, room->w + (size_t)i * w_step,
                                       l->class < MAT_PAIRS ? room->scales[i] : NULL);
-        part.w = room->w[0];
-        part.step = sizeof room->w[0];
+        part.w = room->w;
+        part.step = w_step;
         part.scales = room->scales[0];
         part.scale_step = sizeof room->scales[0] / sizeof(float);
     }
@@ -324,7 +359,42 @@ static int64_t chunk_values(const mul_job *job, const mat *w, const mat_layout_i
         return INT64_MAX;
     if (l->class == MAT_FLOATS || job->a->n_rows <= MAT_FEW)
         return MAT_CHUNK_FEW;
-    return l->class == MAT_PAIRS ? MAT_CHUNK_PAIRS : MAT_CHUNK;
+    if (l->class == MAT_PAIRS)
+        return w->layout == MAT_PANELS ? MAT_CHUNK_PAIRS : MAT_CHUNK_PACKED;
+    return MAT_CHUNK;
+}
+
+/* Where the weights of n panels lie, if there are so many and they are packed. */
+static mat_ahead ahead_at(const mat *w, const mat_layout_info *l, int64_t p0, int32_t n, int64_t k0, int64_t n_k)
+{
+    mat_ahead ahead = {0};
+    const int64_t left = w->n_out / MAT_LANES - p0;
+    const size_t unit = (size_t)l->panel_unit;
+    if (w->layout != MAT_PANELS || left <= 0)
+        return ahead;
+    ahead.n_runs = n < left ? n : (int32_t)left;
+    ahead.n_lines = (int32_t)((size_t)(n_k / l->unit_values) * unit / 64);
+    ahead.step = (size_t)((w->n_in + l->unit_values - 1) / l->unit_values) * unit;
+    ahead.p = (const uint8_t *)w->data + (size_t)p0 * ahead.step + (size_t)(k0 / l->unit_values) * unit;
+    return ahead;
+}
+
+static void mul_tiles(const mul_job *job, int32_t i, const mat_part *first, int32_t tile0, int32_t tile1, int64_t k0, const mat_ahead *ahead)
+{
+    const mat_kernels *k = mat_kernels_now();
+    const mat_layout_info *l = job->l[i];
+    mat_tile x = tile_at(job->a, l, tile0, k0);
+    if (k->tiles) {
+        const mat_tile next = tile_at(job->a, l, tile0 + 1, k0);
+        x.n_valid = job->a->n_rows - tile0 * job->a->nt;
+        k->tiles(l->type, first, &x, tile1 - tile0, (size_t)(next.x - x.x), x.halves ? (size_t)(next.halves - x.halves) : 0, ahead);
+        return;
+    }
+    mat_part part = *first;
+    for (int32_t tile = tile0; tile < tile1; tile++, part.c += job->a->nt * part.ld) {
+        x = tile_at(job->a, l, tile, k0);
+        k->tile(l->type, &part, &x);
+    }
 }
 
 static void mul_panels(const mul_job *job, int32_t i, int64_t p0, int32_t n, int32_t tile0, int32_t tile1, const mul_out *out)
@@ -334,21 +404,28 @@ static void mul_panels(const mul_job *job, int32_t i, int64_t p0, int32_t n, int
     const mat_act *a = job->a;
     const int64_t all = a->n_blocks * 32, step = chunk_values(job, w, l);
     const int32_t wide = l->class < MAT_PAIRS ? MAT_PAIR : MAT_WIDE;
+    const int32_t n_rows = a->n_rows - tile0 * a->nt, n_slots = (tile1 - tile0) * a->nt;
     chunk_room room;
-    for (int64_t k0 = 0; k0 < all;) {
-        const int64_t n_k = all - k0 < step ? all - k0 : step;
+    for (int64_t k0 = 0, n_k; k0 < all; k0 += n_k) {
+        n_k = all - k0 < step ? all - k0 : step;
         for (int32_t from = 0; from < n; from += wide) {
+            mat_ahead ahead = {0};
             mat_part part = chunk_of(w, l, p0 + from, n - from < wide ? n - from : wide, k0, n_k, &room);
             part.ld = out->ld;
-            for (int32_t tile = tile0; tile < tile1; tile++) {
-                const mat_tile x = tile_at(a, l, tile, k0);
-                part.c = out->y + (int64_t)(tile - tile0) * a->nt * out->ld + from * MAT_LANES;
-                mat_kernels_now()->tile(w->type, &part, &x);
-                if (out->bias && k0 + n_k == all)
-                    add_bias(out->bias + from * MAT_LANES, part.c, out->ld, x.n_valid, part.n_panels * MAT_LANES);
-            }
+            part.c = out->y + from * MAT_LANES;
+            if (a->n_rows <= MAT_FEW)
+                ; /* one or two tiles: the kernels look ahead for themselves */
+            else if (from + wide < n)
+                ahead = ahead_at(w, l, p0 + from + wide, wide, k0, n_k);
+            else if (k0 + n_k < all)
+                ahead = ahead_at(w, l, p0, wide, k0 + n_k, all - k0 - n_k < step ? all - k0 - n_k : step);
+            else if (tile1 == a->n_tiles)
+                ahead = ahead_at(w, l, p0 + n, wide, 0, all < step ? all : step);
+            mul_tiles(job, i, &part, tile0, tile1, k0, &ahead);
+            if (out->bias && k0 + n_k == all)
+                add_bias(out->bias + from * MAT_LANES, part.c, out->ld, n_rows < n_slots ? n_rows : n_slots,
+                         part.n_panels * MAT_LANES);
         }
-        k0 += n_k;
     }
 }
 

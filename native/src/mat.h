@@ -51,6 +51,9 @@ uint32_t mat_act_kind(int32_t type);
 size_t mat_act_bytes(int64_t n_in, int32_t n_rows);
 /* x[n_rows][ld_x], ld_x >= n_in. */
 void mat_act_prepare(pool *p, void *act, uint32_t kinds, const float *x, int64_t ld_x, int64_t n_in, int32_t n_rows);
+/* The same in one stage with what computes x: make(arg, lo, hi, thread) writes rows lo .. hi - 1 just before they are read. */
+void mat_act_make(pool *p, void *act, uint32_t kinds, const float *x, int64_t ld_x, int64_t n_in, int32_t n_rows, pool_fn make,
+                  void *arg);
 
 /* n_w matrices of one n_in over the same activations, in one stage. y[w][r * ld_y[w] + o]; bias[w]: NULL or n_out floats,
  * added last. bias itself may be NULL. */

@@ -34,8 +34,9 @@ enum {
     MAT_UNIT_MAX = 4096,  /* bytes of the largest unit */
     MAT_TILE = 6,         /* tokens of a tile when there are many */
     MAT_TILE_MAX = 12,    /* most tokens of a tile: up to so many rows are one tile, up to 16 are two */
-    MAT_CHUNK = 1024,     /* values expanded at once; a multiple of every unit */
-    MAT_CHUNK_PAIRS = 512, /* the same for BF16, whose values are twice as long */
+    MAT_CHUNK = 2048,     /* values expanded at once; a multiple of every unit */
+    MAT_CHUNK_PAIRS = 2048, /* the same for BF16, whose values are kept as they are */
+    MAT_CHUNK_PACKED = 512, /* and for those that have to be packed first */
     MAT_CHUNK_FEW = 256,  /* the same for few rows and where a value expands to 4 bytes */
     MAT_FEW = 16,         /* up to so many rows, panels are taken one by one as memory delivers them */
     MAT_WIDE = 4,         /* panels of a tile for many rows of BF16, F16 and F32; else MAT_PAIR */
@@ -111,16 +112,29 @@ typedef struct mat_part {
     bool first;
 } mat_part;
 
+/* Tiles one after another, and the weights that come after them: each tile asks for its share of those, so that they lie in L2
+ * when their turn comes. n_runs runs of n_lines x 64 bytes, `step` apart; none: n_lines is 0. */
+typedef struct mat_ahead {
+    const uint8_t *p;
+    size_t step;
+    int32_t n_runs, n_lines;
+} mat_ahead;
+
 typedef struct mat_kernels {
     const char *name;
     int32_t direct_max; /* up to so many rows of a tile, direct() is asked */
     /* n_units of one packed panel into w (512 bytes per 32 values; F16: 64 bytes per value) and scales. */
     void (*expand)(int32_t type, const uint8_t *panel, int64_t n_units, uint8_t *w, float *scales);
     void (*tile)(int32_t type, const mat_part *part, const mat_tile *x);
+    /* The same for n_tiles tiles, x and part->c of the first; x->n_valid counts all tokens that are left. NULL: one by one. */
+    void (*tiles)(int32_t type, const mat_part *part, const mat_tile *x, int32_t n_tiles, size_t x_step, size_t halves_step,
+                  const mat_ahead *ahead);
     /* One whole packed panel times a tile; false: no such kernel for this type and width. */
     bool (*direct)(int32_t type, const uint8_t *panel, int64_t n_units, const mat_tile *x, float *c, int64_t ld);
     /* Row r of x[n_in] into token slot t of the tile at block 0 (see mat_act). */
     void (*quantise)(const float *x, int64_t n_in, int64_t n_blocks, int32_t nt, int32_t t, uint8_t *q8, uint8_t *halves);
+    /* MAT_TILE rows, x on, into a tile of a, in every kind that it has: the same bits as row by row. NULL: row by row. */
+    void (*prepare_tile)(const mat_act *a, int32_t tile, const float *x, int64_t ld_x);
 } mat_kernels;
 
 extern const mat_kernels mat_kernels_c;

@@ -353,6 +353,63 @@ static void test_instruction_sets_agree(void)
 }
 #endif
 
+static uint16_t bf16_of(float f)
+{
+    uint32_t b;
+    memcpy(&b, &f, 4);
+    return (b & 0x7fffffffu) > 0x7f800000u ? (uint16_t)(b >> 16 | 64u) : (uint16_t)((b + 0x7fffu + ((b >> 16) & 1u)) >> 16);
+}
+
+/* Tiles of many rows hold what the rows alone give, to the bit, in every plane: rounding's ties, numbers too small for a scale,
+ * subnormals, NaN and infinity included. */
+static void test_prepared_tiles(void)
+{
+    enum { N_ROWS = 29, LD = 200 };
+    static const int64_t widths[] = {192, 160, 32, 37, 7};
+    static const uint32_t odd[] = {0x7fc00001, 0x7f800001, 0xff812345, 0x7f800000, 0xff800000, 0x7f7fffff, 0x00000001, 0x807fffff,
+                                   0x3f808000, 0x3f818000, 0x0d000000, 0x80000000};
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+        for (int with_odd = 0; with_odd < 2; with_odd++) {
+            const int64_t n = widths[i];
+            const uint32_t kinds = mat_act_kind(MAT_F32) | mat_act_kind(MAT_BF16) | (n % 32 ? 0 : mat_act_kind(MAT_Q6_K));
+            float *x = draw_x(N_ROWS * LD);
+            for (int64_t k = 0; k < 32 && k < n; k++) { /* row 3 has a block too small for a scale, row 4 one of zeros */
+                x[3 * LD + k] *= 1e-31f;
+                x[4 * LD + k] = 0;
+            }
+            for (int k = 0; with_odd && k < 60; k++)
+                memcpy(x + (draw() % N_ROWS) * LD + draw() % n, &odd[k % 12], 4);
+            void *act = malloc(mat_act_bytes(n, N_ROWS));
+            mat_act_prepare(NULL, act, kinds, x, LD, n, N_ROWS);
+            const mat_act *a = mat_act_header(act);
+            const size_t nt = (size_t)a->nt, blocks = (size_t)a->n_blocks, q_bytes = blocks * mat_act_q8_block(a->nt),
+                         h_bytes = blocks * mat_act_half_block(a->nt);
+            uint8_t *q = calloc(1, q_bytes), *h = calloc(1, h_bytes);
+            bool same = true;
+            for (int32_t tile = 0; tile < a->n_tiles; tile++) {
+                for (int32_t t = 0; t < a->nt; t++) {
+                    const int32_t row = tile * a->nt + t;
+                    const float *v = row < N_ROWS ? x + row * LD : NULL;
+                    if (a->q8)
+                        mat_kernels_now()->quantise(v, v ? n : 0, a->n_blocks, a->nt, t, q, h);
+                    for (size_t k = 0; k < blocks * 32; k++) {
+                        const float want = v && k < (size_t)n ? v[k] : 0;
+                        const uint16_t pair = bf16_of(want);
+                        same = same && memcmp(a->f32 + ((size_t)tile * blocks * 32 + k) * nt + (size_t)t, &want, 4) == 0;
+                        same = same && memcmp((uint16_t *)a->bf16 + (((size_t)tile * blocks * 16 + k / 2) * nt + (size_t)t) * 2 + k % 2,
+                                              &pair, 2) == 0;
+                    }
+                }
+                if (a->q8)
+                    same = same && memcmp(a->q8 + (size_t)tile * q_bytes, q, q_bytes) == 0
+                           && memcmp(a->halves + (size_t)tile * h_bytes, h, h_bytes) == 0;
+            }
+            CHECK(same);
+            free(q), free(h), free(act), free(x);
+        }
+    }
+}
+
 static void test_sizes(void)
 {
     CHECK(mat_type_name(4) == NULL && mat_block_values(4) == 0 && mat_type_supported(4) == 0);
@@ -373,6 +430,7 @@ int main(void)
     test_together();
     test_not_finite();
     test_guarded();
+    test_prepared_tiles();
 #if defined(MILAD_HAVE_AVX512)
     test_instruction_sets_agree();
 #endif

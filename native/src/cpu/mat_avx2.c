@@ -290,4 +290,4 @@ static void quantise(const float *x, int64_t n_in, int64_t n_blocks, int32_t nt,
     }
 }
 
-const mat_kernels mat_kernels_avx2 = {"avx2", 2, expand, tile, direct, quantise};
+const mat_kernels mat_kernels_avx2 = {"avx2", 2, expand, tile, NULL, direct, quantise, NULL};

@@ -1,9 +1,9 @@
 /* mat_avx512.c: AVX-512 VNNI kernels for packed panels and a few rows, the expansion of panels, and the choice of tiles. BF16
  * products use vdpbf16ps where the machine has it, else fma in F32 (other bits, the same on every machine of that
- * kind). Layouts and the order of additions: ../mat_internal.h. The tiles themselves are in tiles_avx512.c.
+ * kind). Layouts and the order of additions: ../mat_internal.h. The tiles themselves are in tiles_avx512.c,
+ * activations in acts_avx512.c.
  */
-#include <math.h>
-
+#include "acts_avx512.h"
 #include "avx512.h"
 #include "tiles_avx512.h"
 
@@ -172,55 +172,4 @@ static void expand(int32_t type, const uint8_t *p, int64_t n, uint8_t *w, float 
     }
 }
 
-/* ---- activations ---- */
-
-static void quantise(const float *x, int64_t n_in, int64_t n_blocks, int32_t nt, int32_t t, uint8_t *q8, uint8_t *halves)
-{
-    const vi magnitude = _mm512_set1_epi32(0x7fffffff);
-    for (int64_t b = 0; b < n_blocks; b++, q8 += nt * 44) {
-        const bool some = 32 * b < n_in; /* n_in is a multiple of 32 for every quantised type */
-        vf v0 = some ? _mm512_loadu_ps(x + 32 * b) : _mm512_setzero_ps();
-        vf v1 = some ? _mm512_loadu_ps(x + 32 * b + 16) : _mm512_setzero_ps();
-        const uint32_t top = _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(v0), magnitude),
-                                                                      _mm512_and_si512(_mm512_castps_si512(v1), magnitude)));
-        float amax, d = 0.0f, inverse = 0.0f;
-        memcpy(&amax, &top, 4);
-        if (top >= 0x7f800000u) {
-            d = NAN;
-            v0 = v1 = _mm512_setzero_ps();
-        } else if (amax > 1e-30f) {
-            d = amax / 127.0f;
-            inverse = 127.0f / amax;
-        }
-        const vi i0 = _mm512_cvtps_epi32(_mm512_mul_ps(v0, _mm512_set1_ps(inverse)));
-        const vi i1 = _mm512_cvtps_epi32(_mm512_mul_ps(v1, _mm512_set1_ps(inverse)));
-        const __m256i q = _mm256_set_m128i(_mm512_cvtepi32_epi8(i1), _mm512_cvtepi32_epi8(i0));
-        __m256i sums = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), q); /* four of each half */
-        sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0x4e));
-        sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0xb1));
-        const int32_t s0 = _mm256_extract_epi32(sums, 0), s1 = _mm256_extract_epi32(sums, 4);
-        if (nt == 1) {
-            _mm256_storeu_si256((__m256i *)q8, q);
-        } else {
-            _Alignas(32) int32_t words[8];
-            _mm256_store_si256((__m256i *)words, q);
-            for (int g = 0; g < 8; g++)
-                ((int32_t *)q8)[g * nt + t] = words[g];
-        }
-        float *dx = (float *)(q8 + nt * 32);
-        dx[t] = d;
-        dx[nt + t] = d * (float)(s0 + s1);
-        ((int32_t *)(dx + 2 * nt))[t] = -128 * (s0 + s1);
-        if (halves) {
-            int32_t *c = (int32_t *)halves;
-            float *sx = (float *)(c + 2 * nt);
-            c[t] = -128 * s0;
-            c[nt + t] = -128 * s1;
-            sx[t] = d * (float)s0;
-            sx[nt + t] = d * (float)s1;
-            halves += nt * 16;
-        }
-    }
-}
-
-const mat_kernels mat_kernels_avx512 = {"avx512-vnni", 12, expand, tile_avx512, direct, quantise};
+const mat_kernels mat_kernels_avx512 = {"avx512-vnni", 12, expand, tile_avx512, tiles_avx512, direct, quantise_avx512, prepare_tile_avx512};

@@ -266,4 +266,4 @@ static void quantise_c(const float *x, int64_t n_in, int64_t n_blocks, int32_t n
     }
 }
 
-const mat_kernels mat_kernels_c = {"c", 0, mat_expand_c, tile_c, direct_c, quantise_c};
+const mat_kernels mat_kernels_c = {"c", 0, mat_expand_c, tile_c, NULL, direct_c, quantise_c, NULL};

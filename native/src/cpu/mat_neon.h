@@ -466,4 +466,4 @@ static void quantise(const float *x, int64_t n_in, int64_t n_blocks, int32_t nt,
     }
 }
 
-const mat_kernels TABLE = {NAME, 4, expand, tile, direct, quantise};
+const mat_kernels TABLE = {NAME, 4, expand, tile, NULL, direct, quantise, NULL};
