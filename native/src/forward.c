@@ -205,7 +205,7 @@ static void swiglu_rows(void *arg, int32_t lo, int32_t hi, int32_t thread) {
 
 /* What the stage after next will multiply with: memory idles while few rows are normed and stored. */
 static void ahead(const forward *f, const mat *const *w, int32_t n) {
-    if (f->n_rows <= FEW_ROWS) mat_ahead(f->pool, w, n);
+    if (f->n_rows <= FEW_ROWS) mat_will_mul(f->pool, w, n);
 }
 
 static void make_now(forward *f, int64_t n_floats) {

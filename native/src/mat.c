@@ -523,7 +523,7 @@ void mat_mul(pool *p, const mat *const *w, int32_t n_w, const void *act, int32_t
     }
 }
 
-void mat_ahead(pool *p, const mat *const *w, int32_t n_w)
+void mat_will_mul(pool *p, const mat *const *w, int32_t n_w)
 {
     enum { AHEAD_BYTES = 49152 }; /* what a core reads in the 1-2 us between stages; a part of any L2 */
     const int32_t n_threads = p ? pool_threads(p) : 0;

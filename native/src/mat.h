@@ -62,6 +62,6 @@ void mat_mul(pool *p, const mat *const *w, int32_t n_w, const void *act, int32_t
 
 /* Before a stage of few rows: the matrices of the product that will follow it. Threads that wait at the stage's end ask for the
  * beginning of their part. */
-void mat_ahead(pool *p, const mat *const *w, int32_t n_w);
+void mat_will_mul(pool *p, const mat *const *w, int32_t n_w);
 
 #endif
