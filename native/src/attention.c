@@ -347,12 +347,14 @@ static void join_groups(void *arg, int32_t lo, int32_t hi, int32_t thread) {
         const group *g = &a->groups[i];
         const int64_t segment = (int64_t)g->n_tokens * a->hp->n_head * a->stride;
         if (g->part < 0) continue;
-        for (int32_t h = 0; h < a->hp->n_head_kv; h++)
-            for (int32_t r = 0; r < g->n_tokens * a->per_head; r++) {
-                float *total = a->parts + g->part + ((int64_t)h * g->n_tokens * a->per_head + r) * a->stride;
-                for (int32_t s = 1; s < g->n_segments; s++) a->ops->attn_join(total, total + s * segment, a->hp->head_dim);
-                finish_row(a, g->row + r / a->per_head, h * a->per_head + r % a->per_head, total);
-            }
+        /* Segments outside: memory that other threads wrote is read as it lies, and rows' chains run side by side. */
+        float *total = a->parts + g->part;
+        const int32_t n_rows = g->n_tokens * a->hp->n_head, per_kv = g->n_tokens * a->per_head;
+        for (int32_t s = 1; s < g->n_segments; s++)
+            for (int32_t r = 0; r < n_rows; r++)
+                a->ops->attn_join(total + r * a->stride, total + s * segment + r * a->stride, a->hp->head_dim);
+        for (int32_t r = 0; r < n_rows; r++)
+            finish_row(a, g->row + r % per_kv / a->per_head, r / per_kv * a->per_head + r % a->per_head, total + r * a->stride);
     }
 }
 
