@@ -350,6 +350,7 @@ static void join_groups(void *arg, int32_t lo, int32_t hi, int32_t thread) {
         /* Segments outside: memory that other threads wrote is read as it lies, and rows' chains run side by side. */
         float *total = a->parts + g->part;
         const int32_t n_rows = g->n_tokens * a->hp->n_head, per_kv = g->n_tokens * a->per_head;
+        if (g->n_tokens <= FEW_TOKENS) fetch(total, g->n_segments * segment * (int64_t)sizeof *total);
         for (int32_t s = 1; s < g->n_segments; s++)
             for (int32_t r = 0; r < n_rows; r++)
                 a->ops->attn_join(total + r * a->stride, total + s * segment + r * a->stride, a->hp->head_dim);
