@@ -131,6 +131,7 @@ static size_t act_layout(mat_act *a, uintptr_t base, uint32_t kinds, int64_t n_i
     at += kinds & MAT_ACT_BF16 ? round64(slots * blocks * 64) : 0;
     a->f32 = kinds & MAT_ACT_F32 ? (float *)(base + at) : NULL;
     at += kinds & MAT_ACT_F32 ? round64(slots * blocks * 128) : 0;
+    a->n_bytes = at;
     return at;
 }
 
@@ -247,18 +248,23 @@ void mat_act_prepare(pool *p, void *act, uint32_t kinds, const float *x, int64_t
 
 enum { MAT_MAX_TOGETHER = 8 }; /* matrices of one stage: Q, K, V or gate, up */
 
+typedef struct mul_one {
+    mat w;             /* a copy: matrices' own lines were pushed out since the last step */
+    const mat_layout_info *l;
+    float *y;
+    int64_t ld;
+    const float *bias;
+    int64_t n_units;   /* of a panel: divided once a stage, not once a panel */
+} mul_one;
+
+/* What threads read first is short and lies together: another die's lines come one by one. */
 typedef struct mul_job {
-    const mat_act *a;
-    int32_t n_w;
-    const mat *w[MAT_MAX_TOGETHER];
-    const mat_layout_info *l[MAT_MAX_TOGETHER];
-    float *y[MAT_MAX_TOGETHER];
-    int64_t ld[MAT_MAX_TOGETHER];
-    const float *bias[MAT_MAX_TOGETHER];
-    int64_t n_units[MAT_MAX_TOGETHER]; /* of a panel: divided once a stage, not once a panel */
+    _Alignas(64) const mat_act *a;
+    int32_t n_act_lines; /* of few rows, to ask for; 0: many */
+    int32_t group;       /* panels of an item */
+    int32_t n_cuts;      /* runs of tiles */
     int32_t first_group[MAT_MAX_TOGETHER + 1];
-    int32_t group;      /* panels of an item */
-    int32_t n_cuts;     /* runs of tiles */
+    mul_one m[MAT_MAX_TOGETHER];
 } mul_job;
 
 static mat_tile tile_at(const mat_act *a, const mat_layout_info *l, int32_t tile, int64_t k0)
@@ -333,11 +339,11 @@ typedef struct mul_out {
 /* Few rows, one packed panel, straight from its bytes; false: no kernel for that. */
 static bool mul_direct(const mul_job *job, int32_t i, int64_t p0, int32_t tile0, int32_t tile1, const mul_out *out)
 {
-    const mat *w = job->w[i];
-    const mat_layout_info *l = job->l[i];
+    const mat *w = &job->m[i].w;
+    const mat_layout_info *l = job->m[i].l;
     const mat_act *a = job->a;
     const mat_kernels *k = mat_kernels_now();
-    const int64_t n_units = job->n_units[i];
+    const int64_t n_units = job->m[i].n_units;
     const uint8_t *panel = (const uint8_t *)w->data + (size_t)p0 * (size_t)n_units * (size_t)l->panel_unit;
     if (a->n_rows > MAT_FEW || a->nt > k->direct_max || w->layout != MAT_PANELS)
         return false;
@@ -382,7 +388,7 @@ static mat_ahead ahead_at(const mat *w, const mat_layout_info *l, int64_t p0, in
 static void mul_tiles(const mul_job *job, int32_t i, const mat_part *first, int32_t tile0, int32_t tile1, int64_t k0, const mat_ahead *ahead)
 {
     const mat_kernels *k = mat_kernels_now();
-    const mat_layout_info *l = job->l[i];
+    const mat_layout_info *l = job->m[i].l;
     mat_tile x = tile_at(job->a, l, tile0, k0);
     if (k->tiles) {
         const mat_tile next = tile_at(job->a, l, tile0 + 1, k0);
@@ -399,8 +405,8 @@ static void mul_tiles(const mul_job *job, int32_t i, const mat_part *first, int3
 
 static void mul_panels(const mul_job *job, int32_t i, int64_t p0, int32_t n, int32_t tile0, int32_t tile1, const mul_out *out)
 {
-    const mat *w = job->w[i];
-    const mat_layout_info *l = job->l[i];
+    const mat *w = &job->m[i].w;
+    const mat_layout_info *l = job->m[i].l;
     const mat_act *a = job->a;
     const int64_t all = a->n_blocks * 32, step = chunk_values(job, w, l);
     const int32_t wide = l->class < MAT_PAIRS ? MAT_PAIR : MAT_WIDE;
@@ -438,15 +444,15 @@ static void mul_group(const mul_job *job, int32_t i, int64_t p0, int32_t n, int3
 /* The last panel of a matrix whose n_out is no multiple of 16: through a buffer, tile by tile. */
 static void mul_ragged(const mul_job *job, int32_t i, int64_t p0, int32_t tile0, int32_t tile1)
 {
-    const int32_t n = (int32_t)(job->w[i]->n_out - p0 * MAT_LANES), nt = job->a->nt;
+    const int32_t n = (int32_t)(job->m[i].w.n_out - p0 * MAT_LANES), nt = job->a->nt;
     _Alignas(64) float c[MAT_TILE_MAX * MAT_LANES], bias[MAT_LANES] = {0};
-    if (job->bias[i])
-        memcpy(bias, job->bias[i] + p0 * MAT_LANES, (size_t)n * sizeof *bias);
+    if (job->m[i].bias)
+        memcpy(bias, job->m[i].bias + p0 * MAT_LANES, (size_t)n * sizeof *bias);
     for (int32_t tile = tile0; tile < tile1; tile++) {
-        mul_out out = {c, MAT_LANES, job->bias[i] ? bias : NULL};
+        mul_out out = {c, MAT_LANES, job->m[i].bias ? bias : NULL};
         mul_group(job, i, p0, 1, tile, tile + 1, &out);
         for (int32_t t = 0; t < nt && tile * nt + t < job->a->n_rows; t++)
-            memcpy(job->y[i] + (tile * nt + t) * job->ld[i] + p0 * MAT_LANES, c + t * MAT_LANES, (size_t)n * sizeof *c);
+            memcpy(job->m[i].y + (tile * nt + t) * job->m[i].ld + p0 * MAT_LANES, c + t * MAT_LANES, (size_t)n * sizeof *c);
     }
 }
 
@@ -458,21 +464,23 @@ static void mul_item(const mul_job *job, int32_t item)
     int32_t i = 0;
     while (group >= job->first_group[i + 1])
         i++;
-    const int64_t n_full = job->w[i]->n_out / MAT_LANES;
+    const int64_t n_full = job->m[i].w.n_out / MAT_LANES;
     const int64_t p0 = (int64_t)(group - job->first_group[i]) * job->group;
     const int64_t p1 = p0 + job->group < n_full ? p0 + job->group : n_full;
     if (p1 > p0) {
-        mul_out out = {job->y[i] + (int64_t)tile0 * job->a->nt * job->ld[i] + p0 * MAT_LANES, job->ld[i],
-                       job->bias[i] ? job->bias[i] + p0 * MAT_LANES : NULL};
+        mul_out out = {job->m[i].y + (int64_t)tile0 * job->a->nt * job->m[i].ld + p0 * MAT_LANES, job->m[i].ld,
+                       job->m[i].bias ? job->m[i].bias + p0 * MAT_LANES : NULL};
         mul_group(job, i, p0, (int32_t)(p1 - p0), tile0, tile1, &out);
     }
-    if (p0 + job->group > n_full && n_full * MAT_LANES < job->w[i]->n_out)
+    if (p0 + job->group > n_full && n_full * MAT_LANES < job->m[i].w.n_out)
         mul_ragged(job, i, n_full, tile0, tile1);
 }
 
 static void mul_items(void *arg, int32_t lo, int32_t hi, int32_t thread)
 {
-    (void)thread;
+    const mul_job *job = arg;
+    for (int32_t i = 0; i < job->n_act_lines && thread; i++)
+        __builtin_prefetch((const char *)job->a + i * 64);
     for (int32_t i = lo; i < hi; i++)
         mul_item(arg, i);
 }
@@ -480,26 +488,28 @@ static void mul_items(void *arg, int32_t lo, int32_t hi, int32_t thread)
 static void mul_some(pool *p, const mat *const *w, int32_t n_w, const mat_act *a, float *const *y, const int64_t *ld_y,
                      const float *const *bias)
 {
-    enum { GRAIN_BYTES = 16384, CUT_TILES = 16 };
-    mul_job job = {.a = a, .n_w = n_w, .group = a->n_rows > MAT_FEW ? MAT_GROUP : 1, .n_cuts = 1};
+    enum { GRAIN_BYTES = 16384, CUT_TILES = 16, ACT_BYTES = 4096 };
+    mul_job job;
     size_t bytes = 0;
     int64_t all_panels = 0;
+    job.a = a;
+    job.group = a->n_rows > MAT_FEW ? MAT_GROUP : 1;
+    job.n_cuts = 1;
+    job.n_act_lines = a->n_rows > MAT_FEW ? 0 : (int32_t)(a->n_bytes < ACT_BYTES ? a->n_bytes : ACT_BYTES) / 64;
     for (int32_t i = 0; i < n_w; i++)
         all_panels += (w[i]->n_out + MAT_LANES - 1) / MAT_LANES;
     if (a->n_rows > MAT_FEW && (a->kinds & (MAT_ACT_BF16 | MAT_ACT_F32)) == 0)
         job.group = MAT_PAIR; /* int8 activations are short: what more panels at once gain, their results' hops lose */
     while (job.group > MAT_WIDE && all_panels < 8 * (int64_t)job.group * pool_threads(p))
         job.group /= 2;
+    job.first_group[0] = 0;
     for (int32_t i = 0; i < n_w; i++) {
-        job.w[i] = w[i];
-        job.l[i] = mat_layout_of(w[i]->type);
-        job.y[i] = y[i];
-        job.ld[i] = ld_y[i];
-        job.bias[i] = bias ? bias[i] : NULL;
-        job.n_units[i] = (w[i]->n_in + job.l[i]->unit_values - 1) / job.l[i]->unit_values;
+        mul_one *m = &job.m[i];
+        *m = (mul_one){*w[i], mat_layout_of(w[i]->type), y[i], ld_y[i], bias ? bias[i] : NULL, 0};
+        m->n_units = (w[i]->n_in + m->l->unit_values - 1) / m->l->unit_values;
         int64_t n_panels = (w[i]->n_out + MAT_LANES - 1) / MAT_LANES;
         job.first_group[i + 1] = job.first_group[i] + (int32_t)((n_panels + job.group - 1) / job.group);
-        bytes += (size_t)n_panels * (size_t)job.n_units[i] * (size_t)job.l[i]->panel_unit;
+        bytes += (size_t)n_panels * (size_t)m->n_units * (size_t)m->l->panel_unit;
     }
     const int32_t n_groups = job.first_group[n_w], n_threads = pool_threads(p);
     if (n_groups == 0)

@@ -78,6 +78,7 @@ typedef struct mat_act {
     int64_t n_in;
     int64_t n_blocks;  /* blocks of 32, even */
     int64_t n_pairs;
+    size_t n_bytes;    /* header and planes */
     uint8_t *q8, *halves, *bf16;
     float *f32;
 } mat_act;
