@@ -38,10 +38,8 @@ enum {
     MAX_THREADS = 256,
     LINE = 64,
     ASK_LINES = 4,          /* asked for between two looks: what a core requests in some 10 ns */
-    JOB_LINES = 8,
-#ifndef TAKE_PART
+    JOB_LINES = 5,          /* of a stage of three products */
     TAKE_PART = 4,          /* of what is left of a range */
-#endif
     SPIN_IDLE = 4000,       /* pauses of an idle worker before it sleeps */
     SPIN_STALL = 3000,      /* pauses of the leader between looks at whom it waits for */
     WINDOW_NS = 4000000,    /* least time over which the leader looks at its own share of a core */
