@@ -468,9 +468,10 @@ void pool_run(pool *p, int32_t n_items, int32_t grain, pool_fn fn, void *arg)
     if (n_items / grain > 65000)
         grain = n_items / 65000 + 1;
     const int32_t n_chunks = (int32_t)(((int64_t)n_items + grain - 1) / grain);
-    if (p && p->n_left_out)
+    const bool has_workers = p && p->n_forks == n_forks;
+    if (has_workers && p->n_left_out)
         let_back(p);
-    if (p == NULL || n_chunks == 1 || p->n_left_out == p->n_threads - 1 || p->n_forks != n_forks) {
+    if (!has_workers || n_chunks == 1 || p->n_left_out == p->n_threads - 1) {
         fn(arg, 0, n_items, 0);
         return;
     }

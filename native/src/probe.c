@@ -107,11 +107,27 @@ static long cache_bytes(int level)
 #endif
 }
 
+/* The least of the limits that a container's cgroup shows (v2, v1); SIZE_MAX: none. */
+static size_t memory_limit(void)
+{
+    static const char *const files[] = {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
+    size_t limit = SIZE_MAX, n;
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        FILE *f = fopen(files[i], "r");
+        if (f && fscanf(f, "%zu", &n) == 1 && n < limit)
+            limit = n;
+        if (f)
+            fclose(f);
+    }
+    return limit;
+}
+
 /* Bytes that no cache holds a share of worth counting: 192 MB beside an L3 of 32 were read 5 to 20 % faster than memory (../lab). */
 static size_t probe_bytes(void)
 {
     enum { LEAST = 192 << 20, MOST = 1 << 30, OF_L3 = 16, OF_MEMORY = 16 };
-    const size_t memory = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE) / OF_MEMORY;
+    const size_t all = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE), limit = memory_limit();
+    const size_t memory = (all < limit ? all : limit) / OF_MEMORY;
     size_t n = (size_t)cache_bytes(3) * OF_L3;
     n = n < MOST ? n : MOST;
     n = n < memory ? n : memory;

@@ -3,6 +3,7 @@
  */
 #include "pool.h"
 
+#include <sched.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -118,6 +119,47 @@ static void test_fork(void)
     pool_close(p);
 }
 
+static void sleep_in_worker(void *arg, int32_t lo, int32_t hi, int32_t thread)
+{
+    (void)lo, (void)hi;
+    if (thread > 0 && !atomic_exchange((atomic_int *)arg, 1))
+        usleep(30000); /* left out */
+    else
+        usleep(100); /* leaves chunks to the others */
+}
+
+/* A worker that is left out when the process forks is not let back in the child: to place it would pin the child's own thread.
+ * One child on each of two cores, for a worker that stays on its core is not placed again. */
+static void test_fork_while_left_out(void)
+{
+    cpu_set_t all, one, now;
+    CHECK_INT(sched_getaffinity(0, sizeof all, &all), 0);
+    pool *p = pool_open(CPU_COUNT(&all));
+    atomic_int slept = 0;
+    pool_run(p, 64, 1, sleep_in_worker, &slept);
+    for (int cpu = 0, n = 0; cpu < CPU_SETSIZE && n < 2; cpu++) {
+        if (!CPU_ISSET(cpu, &all))
+            continue;
+        n++;
+        pid_t child = fork();
+        if (child == 0) {
+            CPU_ZERO(&one);
+            CPU_SET(cpu, &one);
+            CHECK_INT(sched_setaffinity(0, sizeof one, &one), 0);
+            usleep(50000);
+            one_stage(p, 64, 1, 2);
+            CHECK_INT(sched_getaffinity(0, sizeof now, &now), 0);
+            CHECK(CPU_EQUAL(&one, &now));
+            pool_close(p);
+            _exit(test_failures != 0);
+        }
+        int status = 1;
+        waitpid(child, &status, 0);
+        CHECK_INT(status, 0);
+    }
+    pool_close(p);
+}
+
 static void test_open_close(void)
 {
     for (int i = 0; i < 200; i++) {
@@ -135,6 +177,7 @@ int main(void)
     test_stalls();
     test_open_close();
     test_fork();
+    test_fork_while_left_out();
     test_idle_costs_nothing();
     return test_done();
 }
