@@ -36,6 +36,7 @@
 
 enum {
     MAX_THREADS = 256,
+    STACK_BYTES = 2 << 20,
     LINE = 64,
     ASK_LINES = 4,          /* asked for between two looks: what a core requests in some 10 ns */
     JOB_LINES = 5,          /* of a stage of three products */
@@ -276,8 +277,12 @@ pool *pool_open(int32_t n_threads)
         atomic_store(&p->active[i], 1);
     }
     p->n_threads = n_threads;
+    pthread_attr_t sized; /* a stage's buffers take 170 kB of stack, where some systems give a thread 128 */
+    pthread_attr_init(&sized);
+    pthread_attr_setstacksize(&sized, STACK_BYTES);
     for (int32_t i = 1; i < n_threads; i++) {
-        if (pthread_create(&p->t[i].thread, NULL, worker, &p->t[i]) != 0) {
+        if (pthread_create(&p->t[i].thread, &sized, worker, &p->t[i]) != 0) {
+            pthread_attr_destroy(&sized);
             p->n_threads = i; /* no worker has had work, so none has looked at it */
             pool_close(p);
             return NULL;
@@ -285,6 +290,7 @@ pool *pool_open(int32_t n_threads)
         if (pthread_getcpuclockid(p->t[i].thread, &p->t[i].clock) != 0)
             p->t[i].clock = CLOCK_MONOTONIC; /* never seems to stall */
     }
+    pthread_attr_destroy(&sized);
     place_workers(p);
     return p;
 }
