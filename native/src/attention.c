@@ -225,6 +225,12 @@ static const void *next_tile(const attention *a, reader *r) {
     return p;
 }
 
+/* The tile after next in one go; returns the next one, to be asked for line by line. */
+static const void *look_ahead(const attention *a, reader *near, reader *far) {
+    fetch(next_tile(a, far), a->tile_bytes);
+    return next_tile(a, near);
+}
+
 /* The h-th head's rows. */
 static attn_rows at_head(const attn_rows *all, const attention *a, const scratch *s, float *o, int32_t h) {
     attn_rows x = *all;
@@ -247,7 +253,8 @@ static void run_segment(const attention *a, const group *g, int32_t segment, int
     const int32_t expand = expands(a, all.n_rows), asks = few && !expand;
     const int32_t k_step = asks ? 1 : KEY_TILES, v_step = few || expand ? 1 : n;
     reader near = {.blocks = blocks, .n = n, .n_beyond = left - n, .h0 = h0, .h1 = h1, .h = h0}, far;
-    const void *ahead = asks ? next_tile(a, &near) : NULL;
+    const void *ahead = NULL;
+    if (asks) next_tile(a, &near); /* the one that is read first */
     far = near;
     for (int32_t i = 1; i < FAR_TILES && asks; i++) next_tile(a, &far);
     for (int32_t i = 0; i < n; i += k_step)
@@ -256,8 +263,7 @@ static void run_segment(const attention *a, const group *g, int32_t segment, int
             for (int32_t t = i + KEY_TILES; few && expand && t < n && t < i + 2 * KEY_TILES; t++)
                 fetch(kv_keys(a->kv, a->layer, blocks[t], h), a->tile_bytes);
             if (asks) {
-                ahead = next_tile(a, &near);
-                fetch(next_tile(a, &far), a->tile_bytes);
+                ahead = look_ahead(a, &near, &far);
                 x.ahead = &ahead;
             }
             tile_scores(a, blocks, i, n - i < k_step ? n - i : k_step, h, &x, s);
@@ -281,8 +287,7 @@ static void run_segment(const attention *a, const group *g, int32_t segment, int
             attn_rows x = at_head(&all, a, s, o, h - h0);
             if (few && expand && i + 1 < n) fetch(kv_values(a->kv, a->layer, blocks[i + 1], h), a->tile_bytes);
             if (asks) {
-                ahead = next_tile(a, &near);
-                fetch(next_tile(a, &far), a->tile_bytes);
+                ahead = look_ahead(a, &near, &far);
                 x.ahead = &ahead;
             }
             tile_values(a, blocks, i, v_step, h, &x, s);

@@ -103,11 +103,12 @@ static int32_t load(milad_model *m, const char *path, const milad_model_params *
     if (status || (status = hparams_read(m->file, &m->hp)) || (status = vocab_count(m->file, &m->hp.n_vocab)))
         return status;
     name_architecture(m);
-    if (!vocab_only && !(status = model_bind(m)) && !(status = hparams_read_rope(m->file, &m->hp)))
-        status = model_pack(m, params);
-    else if (vocab_only && !(status = vocab_open(m->file, &m->vocab)))
-        status = model_fingerprint(m->file, &m->info.fingerprint);
-    if (status)
+    if (!vocab_only && ((status = model_bind(m)) || (status = hparams_read_rope(m->file, &m->hp))))
+        return status;
+    int32_t packs = !vocab_only && !(params->flags & MILAD_MODEL_NO_REPACK); /* its threads open the vocabulary beside it */
+    if (!packs && ((status = vocab_open(m->file, &m->vocab)) || (status = model_fingerprint(m->file, &m->info.fingerprint))))
+        return status;
+    if (!vocab_only && (status = model_pack(m, params)))
         return status;
     fill_info(m);
     m->info.has_weights = !vocab_only;

@@ -51,7 +51,7 @@ struct milad_model {
 
 /* The parts of milad_model_open() (weights.c), in this order. They set the thread's error. */
 int32_t model_bind(milad_model *m);    /* finds and checks every tensor; matrices point into the mapping */
-/* Into panels, or locks the mapping. Opens the vocabulary and takes the fingerprint beside it. */
+/* Into panels, opening the vocabulary and taking the fingerprint beside it; or locks the mapping. */
 int32_t model_pack(milad_model *m, const milad_model_params *params);
 void model_free_weights(milad_model *m);
 /* Of the tensors and the metadata that a KV cache's content depends on. Reads a few bytes of each tensor. */

@@ -279,6 +279,7 @@ typedef struct packing {
 } packing;
 
 static size_t row_bytes(const mat *w) { return w->n_bytes / (size_t)w->n_out; }
+static size_t arena_bytes(const mat *w) { return (mat_panel_bytes(w) + 63) & ~(size_t)63; }
 
 /* Cuts a matrix into pieces; `pieces` NULL: only counts. */
 static void cut(packing *p, const mat *w, uint8_t *dst) {
@@ -315,7 +316,7 @@ static int32_t pack_stretch(packing *p, int32_t stretch, uint8_t *room) {
     return status;
 }
 
-/* One thread's share: whatever is left. */
+/* One thread's share: whatever is left, in one queue, so that the file is read in one rising run. */
 static void load_some(void *arg, int32_t lo, int32_t hi, int32_t thread) {
     (void)lo, (void)hi;
     packing *p = arg;
@@ -370,7 +371,7 @@ static int32_t list_pieces(packing *p, mat *const *list, size_t n) {
     uint8_t *dst = p->m->weights;
     for (size_t i = 0; i < n; i++) {
         cut(p, list[i], dst);
-        dst += (mat_panel_bytes(list[i]) + 63) & ~(size_t)63;
+        dst += arena_bytes(list[i]);
     }
     uintptr_t page = 0;
     for (int32_t i = 0; i < p->n_pieces; i++)
@@ -397,7 +398,7 @@ static int32_t pack_all(milad_model *m, const milad_model_params *params, mat **
     int tied = m->output.data == m->token_embd.data;
     packing p = {.m = m, .progress = params->progress};
     for (size_t i = 0; i < n; i++)
-        p.n_bytes += (mat_panel_bytes(list[i]) + 63) & ~(size_t)63;
+        p.n_bytes += arena_bytes(list[i]);
     m->weights = map_arena(p.n_bytes);
     if (!m->weights)
         return fail(MILAD_E_MEMORY, "%s: no memory for %zu bytes of weights", gguf_path(m->file), p.n_bytes);
@@ -411,9 +412,12 @@ static int32_t pack_all(milad_model *m, const milad_model_params *params, mat **
         return status;
     uint8_t *dst = m->weights;
     for (size_t i = 0; i < n; i++) {
-        *list[i] = (mat){.type = list[i]->type, .layout = MAT_PANELS, .n_in = list[i]->n_in, .n_out = list[i]->n_out, .data = dst,
-                         .n_bytes = mat_panel_bytes(list[i])};
-        dst += (list[i]->n_bytes + 63) & ~(size_t)63;
+        mat *w = list[i];
+        const size_t room = arena_bytes(w);
+        w->n_bytes = mat_panel_bytes(w);
+        w->layout = MAT_PANELS;
+        w->data = dst;
+        dst += room;
     }
     if (tied)
         m->token_embd = m->output;
@@ -431,8 +435,7 @@ int32_t model_pack(milad_model *m, const milad_model_params *params) {
     int32_t status = 0;
     if (!(params->flags & MILAD_MODEL_NO_REPACK)) {
         status = pack_all(m, params, list, n);
-    } else if (!(status = vocab_open(m->file, &m->vocab)) &&
-               !(status = model_fingerprint(m->file, &m->info.fingerprint)) && params->flags & MILAD_MODEL_MLOCK) {
+    } else if (params->flags & MILAD_MODEL_MLOCK) {
         for (size_t i = 0; i < n; i++)
             lock_memory(m, list[i]->data, list[i]->n_bytes);
     }
