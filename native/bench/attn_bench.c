@@ -55,13 +55,10 @@ int main(int argc, char **argv) {
     attention *a = NULL;
     if (!p || kv_open(&hp, n_blocks, arg[2], &c) || attention_open(&hp, o, p, c, n_rows, &a)) return 1;
     const int64_t width = (int64_t)hp.n_head * hp.head_dim, kv_width = (int64_t)hp.n_head_kv * hp.head_dim;
-    const double read = 64 << 20;
     float *q = numbers(n_rows * width, 2), *k = numbers(4099 + 2 * kv_width, 2), *out = numbers(n_rows * width, 0);
     int32_t *blocks = malloc((size_t)n_blocks * sizeof *blocks);
     milad_row *rows = calloc((size_t)n_rows, sizeof *rows);
-    char *data = malloc((size_t)read);
-    if (!q || !k || !out || !blocks || !rows || !data) return 1;
-    memset(data, 1, (size_t)read);
+    if (!q || !k || !out || !blocks || !rows) return 1;
     for (int32_t i = 0; i < n_blocks; i++) blocks[i] = i;
     for (int32_t l = 0; l < n_layer; l++)
         for (int32_t t = 0; t < n_tokens; t++) kv_append(c, o, l, t / 32, t % 32, k + t * 7 % 4099, k + t * 13 % 4099 + kv_width);
@@ -72,15 +69,15 @@ int main(int argc, char **argv) {
     for (int32_t r = 0; r < n_rows; r++) work += (depth + r + 1.0) * (double)width * 4;
     if (!prefill) work = (double)kv_block_bytes(c) * n_tokens / 32;
     const int32_t times = (int32_t)((prefill ? 4e10 : 2e9) / work) + 1;
-    for (int r = -1; r < ROUNDS; r++) {
-        const double before = prefill ? probe_ops_once(p, PROBE_BF16) : read / probe_read_once(p, data, (size_t)read);
+    double before = 0, after;
+    for (int r = -1; r < ROUNDS; r++, before = after) {
         const double start = now_s();
         for (int32_t i = 0; i < times; i++) {
             attention_plan(a, rows, n_rows, &sequence);
             for (int32_t l = 0; l < n_layer; l++) attention_run(a, l, q, out);
         }
         const double took = now_s() - start;
-        const double after = prefill ? probe_ops_once(p, PROBE_BF16) : read / probe_read_once(p, data, (size_t)read);
+        if (milad_probe(prefill ? PROBE_BF16 : PROBE_READ, arg[0], &after)) return 1;
         if (r < 0) continue;
         limit[r] = before > after ? before : after;
         rate[r] = work * times / took;

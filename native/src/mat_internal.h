@@ -91,6 +91,24 @@ static inline const mat_act *mat_act_header(const void *act)
 static inline size_t mat_act_q8_block(int32_t nt) { return (size_t)nt * 44; }
 static inline size_t mat_act_half_block(int32_t nt) { return (size_t)nt * 16; }
 
+/* What goes with the 32 values of token t that lie in the block q8 (halves: its block in that plane, or NULL): the scale d and the
+ * sums s0 of the first 16 values and s1 of the others, as above. */
+static inline void mat_act_put_sums(uint8_t *q8, uint8_t *halves, int32_t nt, int32_t t, float d, int32_t s0, int32_t s1)
+{
+    float *dx = (float *)(q8 + (size_t)nt * 32);
+    dx[t] = d;
+    dx[nt + t] = d * (float)(s0 + s1);
+    ((int32_t *)(dx + 2 * nt))[t] = -128 * (s0 + s1);
+    if (halves) {
+        int32_t *c = (int32_t *)halves;
+        float *sx = (float *)(c + 2 * nt);
+        c[t] = -128 * s0;
+        c[nt + t] = -128 * s1;
+        sx[t] = d * (float)s0;
+        sx[nt + t] = d * (float)s1;
+    }
+}
+
 /* A tile of activations from some value on. Only the pointer that the class needs is set. */
 typedef struct mat_tile {
     const uint8_t *x;      /* q8 blocks, BF16 pairs or F32 values */

@@ -40,19 +40,8 @@ void quantise_avx512(const float *x, int64_t n_in, int64_t n_blocks, int32_t nt,
             for (int g = 0; g < 8; g++)
                 ((int32_t *)q8)[g * nt + t] = words[g];
         }
-        float *dx = (float *)(q8 + nt * 32);
-        dx[t] = d;
-        dx[nt + t] = d * (float)(s0 + s1);
-        ((int32_t *)(dx + 2 * nt))[t] = -128 * (s0 + s1);
-        if (halves) {
-            int32_t *c = (int32_t *)halves;
-            float *sx = (float *)(c + 2 * nt);
-            c[t] = -128 * s0;
-            c[nt + t] = -128 * s1;
-            sx[t] = d * (float)s0;
-            sx[nt + t] = d * (float)s1;
-            halves += nt * 16;
-        }
+        mat_act_put_sums(q8, halves, nt, t, d, s0, s1);
+        halves += halves ? mat_act_half_block(nt) : 0;
     }
 }
 

@@ -250,19 +250,8 @@ static void quantise_c(const float *x, int64_t n_in, int64_t n_blocks, int32_t n
             sum[i / 16] += q[i];
             q8[(i / 4 * nt + t) * 4 + i % 4] = (uint8_t)q[i];
         }
-        float *dx = (float *)(q8 + (size_t)nt * 32);
-        dx[t] = d;
-        dx[nt + t] = d * (float)(sum[0] + sum[1]);
-        ((int32_t *)(dx + 2 * nt))[t] = -128 * (sum[0] + sum[1]);
-        if (halves) {
-            int32_t *c = (int32_t *)halves;
-            float *sx = (float *)(c + 2 * nt);
-            for (int h = 0; h < 2; h++) {
-                c[h * nt + t] = -128 * sum[h];
-                sx[h * nt + t] = d * (float)sum[h];
-            }
-            halves += mat_act_half_block(nt);
-        }
+        mat_act_put_sums(q8, halves, nt, t, d, sum[0], sum[1]);
+        halves += halves ? mat_act_half_block(nt) : 0;
     }
 }
 

@@ -450,19 +450,8 @@ static void quantise(const float *x, int64_t n_in, int64_t n_blocks, int32_t nt,
             ((int32_t *)q8)[j * nt + t] = vget_lane_s32(vreinterpret_s32_s8(vmovn_s16(vcombine_s16(words, words))), 0);
         }
         const int32_t s0 = vaddvq_s32(i[0] + i[1] + (i[2] + i[3])), s1 = vaddvq_s32(i[4] + i[5] + (i[6] + i[7]));
-        float *dx = (float *)(q8 + nt * 32);
-        dx[t] = d;
-        dx[nt + t] = d * (float)(s0 + s1);
-        ((int32_t *)(dx + 2 * nt))[t] = -128 * (s0 + s1);
-        if (halves) {
-            int32_t *c = (int32_t *)halves;
-            float *sx = (float *)(c + 2 * nt);
-            c[t] = -128 * s0;
-            c[nt + t] = -128 * s1;
-            sx[t] = d * (float)s0;
-            sx[nt + t] = d * (float)s1;
-            halves += nt * 16;
-        }
+        mat_act_put_sums(q8, halves, nt, t, d, s0, s1);
+        halves += halves ? mat_act_half_block(nt) : 0;
     }
 }
 
