@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Callable
@@ -24,7 +22,7 @@ if os.environ.get("MILAD_SEED_SHIFT"):       # scripts/fuzz-python: the same see
     random.Random = _Shifted  # type: ignore[misc]
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "scripts")]
 
 
 def cache() -> Path:
@@ -59,20 +57,13 @@ def peer_source() -> Path:
 @pytest.fixture(scope="session")
 def library() -> Path:
     """libmilad.so, built into build/test unless MILAD_LIBRARY names one; milad.capi loads the same."""
-    named = os.environ.get("MILAD_LIBRARY")
-    if named:
-        return Path(named)
-    cmake = shutil.which("cmake", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
-    if not cmake:
+    from benchlib import build
+    if not os.environ.get("MILAD_LIBRARY") and not build.tool("cmake"):
         pytest.skip("no cmake to build native/ with")
-    build = ROOT / "build" / "test"
-    for command in ([cmake, "-S", ROOT / "native", "-B", build, "-DMILAD_TESTS=ON"],
-                    [cmake, "--build", build, "--parallel", str(os.cpu_count() or 1)]):
-        done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
-        if done.returncode:
-            pytest.fail(f"{' '.join(map(str, command))}:\n{(done.stdout + done.stderr)[-4000:]}", pytrace=False)
-    os.environ["MILAD_LIBRARY"] = str(build / "libmilad.so")
-    return build / "libmilad.so"
+    try:
+        return build.library()
+    except build.BuildError as e:
+        pytest.fail(str(e), pytrace=False)
 
 
 @pytest.fixture(scope="session")

@@ -7,11 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchlib import build, main, report
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from benchlib import main, report  # noqa: E402
 
 
 def test_shares_are_bytes_and_operations_over_the_limit():
@@ -42,8 +40,22 @@ def test_a_timed_run_of_the_core(library, tiny, monkeypatch):
         assert result["rate"] > 0 and result["weight_bytes"] > 0 and result["threads"] == 1
 
 
+def test_the_core_is_built_when_nothing_names_one(library, monkeypatch):
+    if library.parent != ROOT / "build" / "test":
+        pytest.skip("another library is tested: building here would take a minute")
+    monkeypatch.delenv("MILAD_LIBRARY")
+    assert build.library() == library and build.os.environ["MILAD_LIBRARY"] == str(library)
+
+
+def test_a_failed_build_shows_the_compilers_words(tmp_path, monkeypatch):
+    if not build.tool("cmake"):
+        pytest.skip("no cmake")
+    monkeypatch.delenv("MILAD_LIBRARY", raising=False)
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    with pytest.raises(build.BuildError, match="native"):
+        build.library()
+
+
 def test_bad_groups_are_named():
     run = subprocess.run([sys.executable, str(ROOT / "scripts" / "bench"), "--only", "speed"], capture_output=True, text=True)
-    if "no .venv" in run.stderr:
-        pytest.skip("no .venv here")
     assert run.returncode == 2 and "smollm2" in run.stderr

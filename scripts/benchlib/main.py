@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable
 
-from . import core, files, peer, report, serve
+from . import build, core, files, peer, report, serve
 
 GROUPS = ("smollm2", "1b", "depth", "batch", "busy", "serve", "python")
 
@@ -169,6 +169,11 @@ def main(arguments: list[str], doc: str) -> int:
     names = set(filter(None, parsed.files.split(",")))
     if names - set(files.SMOLLM2 + files.ONE_B):
         parser.error(f"unknown file {', '.join(sorted(names - set(files.SMOLLM2 + files.ONE_B)))}")
+    build.environment()
+    try:
+        build.library()
+    except build.BuildError as e:
+        sys.exit(f"bench: {e}")
     run = Run(parsed.rounds, not parsed.no_peer, tuple(parsed.threads or (1, 2)))
     print(report.head(), flush=True)
     for group, work in (("smollm2", lambda: matrices(run, "smollm2", files.SMOLLM2, names)),
