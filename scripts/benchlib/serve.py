@@ -117,8 +117,8 @@ def llama_server(file: Path, *args: str) -> Iterator[tuple[Server, float]]:
         yield running
 
 
-def long_chat(n_words: int = 4300) -> list[dict[str, str]]:
-    """About 5,800 tokens of SmolLM2's."""
+def long_chat(n_words: int = 3716) -> list[dict[str, str]]:
+    """5,809 tokens of SmolLM2's, template included."""
     words = "the quick brown fox jumps over a lazy dog while seven wizards brew potions near ancient rivers".split()
     text = " ".join(f"{words[i * 7 % len(words)]}{'.' if i % 13 == 12 else ''}" if i % 4 else words[i * 11 % len(words)] + str(i)
                     for i in range(n_words * 3 // 4))
