@@ -1,6 +1,7 @@
-"""One timed run of milad's core, in a process of its own: python -m benchlib.core FILE THREADS KIND N DEPTH BATCH
+"""One timed run of milad's core, in a process of its own: python -m benchlib.core FILE THREADS KIND N DEPTH BATCH READS
 
-Prints JSON: tokens/s, and what a share of the limit needs. KIND: prefill (N tokens in one go) or decode (N steps).
+Prints JSON: tokens/s, and what a share of the limit needs. KIND: prefill (N tokens in one go) or decode (N steps). READS: 1 probes what
+memory gives before and after each repetition and keeps those beside which it gave what it gives at the end.
 """
 
 from __future__ import annotations
@@ -16,13 +17,20 @@ from typing import Any
 from . import peer
 
 
-def measure(file: Any, threads: int, kind: str, n: int, depth: int = 0, batch: int = 1) -> dict[str, Any]:
-    done = peer.run([sys.executable, "-m", "benchlib.core", file, threads, kind, n, depth, batch], stdout=subprocess.PIPE,
+STEADY = 1.15       # reads of the same memory differ by at most this factor
+
+
+def steady(reads: list[float]) -> bool:
+    return max(reads) <= STEADY * min(reads)
+
+
+def measure(file: Any, threads: int, kind: str, n: int, depth: int = 0, batch: int = 1, reads: bool = False) -> dict[str, Any]:
+    done = peer.run([sys.executable, "-m", "benchlib.core", file, threads, kind, n, depth, batch, int(reads)], stdout=subprocess.PIPE,
                     cwd=peer.ROOT / "scripts", env={**os.environ, "PYTHONPATH": f"{peer.ROOT}:{peer.ROOT / 'scripts'}"})
     return json.loads(done.stdout)
 
 
-def main(file: str, threads: int, kind: str, n: int, depth: int, batch: int) -> dict[str, Any]:
+def main(file: str, threads: int, kind: str, n: int, depth: int, batch: int, with_reads: int) -> dict[str, Any]:
     from milad import capi, loader
     from milad.engine.base import BLOCK, Batch, SamplerArgs
     model = capi.Model(file, n_threads=threads)
@@ -53,18 +61,27 @@ def main(file: str, threads: int, kind: str, n: int, depth: int, batch: int) -> 
         if depth:
             feed(s, 0, depth)
     (feed(0, depth, min(n, 64)) if kind == "prefill" else decode(depth, 4))           # warm
-    best = 0.0
+    rates: list[float] = []
+    reads = [capi.probe("bandwidth", threads)] if with_reads else []
     for _ in range(3 if kind == "decode" or n * (depth + 512) < 4_000_000 else 1):
         start = time.perf_counter()
         feed(0, depth, n) if kind == "prefill" else decode(depth, n)
-        best = max(best, n * (1 if kind == "prefill" else batch) / (time.perf_counter() - start))
+        rates.append(n * (1 if kind == "prefill" else batch) / (time.perf_counter() - start))
+        if with_reads:
+            reads.append(capi.probe("bandwidth", threads))
+    best = max(range(len(rates)), key=rates.__getitem__)
+    beside = {}
+    if with_reads:                      # the host may have moved the cores: only what was measured as the last read was
+        good = [i for i in range(len(rates)) if steady([reads[i], reads[i + 1], reads[-1]])]
+        best = max(good, key=rates.__getitem__) if good else best
+        beside = {"steady": bool(good), "read": max(reads[best], reads[best + 1]), "last_read": reads[-1]}
     info = model.info
     kv = info.n_layer * info.n_head_kv * info.head_dim * 4 * (depth + n / 2)
     shared = info.n_vocab * info.n_embd
-    return {"rate": best, "weight_bytes": info.weight_bytes, "kv_bytes": kv, "layer_params": info.n_params - shared,
+    return {**beside, "rate": rates[best], "weight_bytes": info.weight_bytes, "kv_bytes": kv, "layer_params": info.n_params - shared,
             "file_bytes": info.file_bytes, "isa": context.stat()["isa"], "threads": threads}
 
 
 if __name__ == "__main__":
     a = sys.argv
-    print(json.dumps(main(a[1], int(a[2]), a[3], int(a[4]), int(a[5]), int(a[6]))))
+    print(json.dumps(main(a[1], int(a[2]), a[3], int(a[4]), int(a[5]), int(a[6]), int(a[7]))))

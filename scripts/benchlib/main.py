@@ -13,6 +13,7 @@ from typing import Any, Callable
 
 from . import build, core, files, peer, report, serve
 
+UNSTEADY = 4        # rounds thrown away, for each one asked for, before what comes is taken
 GROUPS = ("smollm2", "1b", "depth", "batch", "busy", "serve", "python")
 
 
@@ -25,21 +26,35 @@ class Run:
 
     def cell(self, group: str, name: str, threads: int, ours: Callable[[], dict[str, Any]], theirs: Callable[[], float] | None,
              limit: str = "", share: Callable[[dict[str, Any], float], float] | None = None, unit: str = "tokens/s") -> None:
-        """Rounds of probe, ours, peer; medians of the ratios within a round."""
+        """Rounds of ours and peer; medians of the ratios within a round, and of shares of the limit, which is probed before and after ours.
+        Where ours brings its own reads of memory (decode), a round counts if they and one after the peer agree: a virtual machine's cores
+        move between dies, and memory with them (native/lab)."""
         from milad import capi
-        rates, others, ratios, shares = [], [], [], []
-        for _ in range(self.rounds):
-            top = capi.probe(limit, threads) if limit in capi.PROBES else 0.0
+        rates, others, ratios, shares, reads = [], [], [], [], []
+        n_unsteady, most_unsteady, arithmetic = 0, UNSTEADY * self.rounds, limit in capi.PROBES and limit != "bandwidth"
+        while len(rates) < self.rounds:
+            before = capi.probe(limit, threads) if arithmetic else 0.0
             mine = ours()
+            top = max(before, capi.probe(limit, threads)) if arithmetic else mine.get("read", 0.0)
+            other = theirs() if theirs and self.with_peer else None
+            if "read" in mine and n_unsteady < most_unsteady:
+                last = [capi.probe("bandwidth", threads)] if other is not None else []
+                if not mine["steady"] or not core.steady([mine["read"], mine["last_read"], *last]):
+                    n_unsteady += 1
+                    continue
             rates.append(mine["rate"])
+            if "read" in mine:
+                reads.append(mine["read"])
             if share:
-                shares.append(share(mine, max(top, capi.probe(limit, threads)) if top else 0.0))
-            if theirs and self.with_peer:
-                others.append(theirs())
-                ratios.append(rates[-1] / others[-1])
+                shares.append(share(mine, top))
+            if other is not None:
+                others.append(other)
+                ratios.append(mine["rate"] / other)
         row = {"group": group, "name": name, "threads": threads, "unit": unit, "milad": statistics.median(rates),
                "peer": statistics.median(others) if others else None, "ratio": statistics.median(ratios) if ratios else None,
-               "share": statistics.median(shares) if shares else None, "limit": limit}
+               "share": statistics.median(shares) if shares else None, "limit": limit,
+               "read_GBps": round(statistics.median(reads) / 1e9, 1) if reads else None, "unsteady_rounds": n_unsteady,
+               "steady": n_unsteady < most_unsteady}
         self.rows.append(row)
         print(report.line(row), flush=True)
 
@@ -62,7 +77,7 @@ def matrices(run: Run, group: str, names: tuple[str, ...], wanted: set[str]) -> 
         kind = "bf16" if name.endswith("BF16") else "int8"
         n = 32 if group == "1b" else 128
         for threads in run.threads:
-            run.cell(group, f"{name} decode {n}", threads, lambda: core.measure(file, threads, "decode", n),
+            run.cell(group, f"{name} decode {n}", threads, lambda: core.measure(file, threads, "decode", n, reads=True),
                      lambda: peer.bench(file, threads, 0, n, 0), "bandwidth", decode_share)
             run.cell(group, f"{name} prefill 512", threads, lambda: core.measure(file, threads, "prefill", 512),
                      lambda: peer.bench(file, threads, 512, 0, 0), kind, prefill_share)
@@ -71,7 +86,7 @@ def matrices(run: Run, group: str, names: tuple[str, ...], wanted: set[str]) -> 
 def depth(run: Run, wanted: set[str]) -> None:
     for name in ("smollm2-Q4_1",):
         file = files.file(name)
-        run.cell("depth", f"{name} decode 64 at 4096", 2, lambda: core.measure(file, 2, "decode", 64, 4096),
+        run.cell("depth", f"{name} decode 64 at 4096", 2, lambda: core.measure(file, 2, "decode", 64, 4096, reads=True),
                  lambda: peer.bench(file, 2, 0, 64, 4096), "bandwidth", decode_share)
         run.cell("depth", f"{name} prefill 512 at 4096", 2, lambda: core.measure(file, 2, "prefill", 512, 4096),
                  lambda: peer.bench(file, 2, 512, 0, 4096))
@@ -80,7 +95,7 @@ def depth(run: Run, wanted: set[str]) -> None:
 def batches(run: Run, wanted: set[str]) -> None:
     for n in (1, 4, 8, 16):
         file = files.file("smollm2-Q4_1")
-        run.cell("batch", f"smollm2-Q4_1 decode, {n} sequences", 2, lambda: core.measure(file, 2, "decode", 64, 16, n),
+        run.cell("batch", f"smollm2-Q4_1 decode, {n} sequences", 2, lambda: core.measure(file, 2, "decode", 64, 16, n, reads=True),
                  lambda: peer.batched(file, 2, n))
 
 

@@ -23,16 +23,17 @@ def head() -> str:
     m = machine()
     return (f"{m['cpu']}, {m['isa']}; read {m['read_GBps'][0]} / {m['read_GBps'][1]} GB/s and int8 {m['int8_GOPS'][0]} / "
             f"{m['int8_GOPS'][1]} GOPS on one / two threads\n"
-            f"{'':42} {'threads':>7} {'milad':>10} {'llama.cpp':>10} {'ratio':>6} {'of the limit':>12}")
+            f"{'':42} {'threads':>7} {'milad':>10} {'llama.cpp':>10} {'ratio':>6} {'of the limit':>15}")
 
 
 def line(row: dict[str, Any]) -> str:
     def number(value: float | None) -> str:
         return "-" if value is None else f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    share = "-" if row["share"] is None else f"{row['share']:.0%} {'read' if row['limit'] == 'bandwidth' else row['limit']}"
+    limit = f"of {row['read_GBps']:.0f} GB/s" if row.get("read_GBps") else row["limit"]
+    share = "-" if row["share"] is None else f"{row['share']:.0%} {limit}"
     ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
-    return (f"{row['name']:42} {row['threads']:>7} {number(row['milad']):>10} {number(row['peer']):>10} {ratio:>6} {share:>12}"
-            f"  {row['unit']}".rstrip())
+    return (f"{row['name']:42} {row['threads']:>7} {number(row['milad']):>10} {number(row['peer']):>10} {ratio:>6} {share:>15}"
+            f"  {row['unit']}{'' if row.get('steady', True) else ', while memory kept changing'}".rstrip())
 
 
 def svg(rows: list[dict[str, Any]]) -> str:
