@@ -24,10 +24,8 @@ if os.environ.get("MILAD_SEED_SHIFT"):       # scripts/fuzz-python: the same see
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "scripts")]
 
-
-def cache() -> Path:
-    named = os.environ.get("MILAD_TEST_CACHE")
-    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "milad"
+from benchlib import build  # noqa: E402
+from benchlib.peer import cache  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -57,11 +55,10 @@ def peer_source() -> Path:
 @pytest.fixture(scope="session")
 def library() -> Path:
     """libmilad.so, built into build/test unless MILAD_LIBRARY names one; milad.capi loads the same."""
-    from benchlib import build
-    if not os.environ.get("MILAD_LIBRARY") and not build.tool("cmake"):
-        pytest.skip("no cmake to build native/ with")
     try:
         return build.library()
+    except build.NoTool as e:
+        pytest.skip(str(e))
     except build.BuildError as e:
         pytest.fail(str(e), pytrace=False)
 

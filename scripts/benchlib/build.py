@@ -15,6 +15,10 @@ class BuildError(Exception):
     """A tool is missing or the build failed; the text says which, with the end of the compiler's output."""
 
 
+class NoTool(BuildError):
+    """Nothing to build with; a test may be skipped for it."""
+
+
 def environment() -> None:
     """Goes on in .venv, made or brought up to date first: this process runs its command anew under .venv's Python."""
     if Path(sys.prefix).resolve() == (ROOT / ".venv").resolve():
@@ -32,13 +36,13 @@ def tool(name: str) -> str | None:
 
 def library() -> Path:
     """libmilad.so: what MILAD_LIBRARY names, else native/ built into build/test (brought up to date, seconds when nothing changed).
-    MILAD_LIBRARY is set to it, so that milad.capi and child processes load the same. Raises BuildError."""
+    MILAD_LIBRARY is set to it, so that milad.capi and child processes load the same. Raises BuildError, NoTool."""
     named = os.environ.get("MILAD_LIBRARY")
     if named:
         return Path(named)
     cmake, ninja = tool("cmake"), tool("ninja")
     if not cmake:
-        raise BuildError("no cmake to build native/ with: run scripts/setup")
+        raise NoTool("no cmake to build native/ with: run scripts/setup")
     build = ROOT / "build" / "test"
     configure: list[object] = [cmake, "-S", ROOT / "native", "-B", build, "-DMILAD_TESTS=ON"]
     if ninja and not (build / "CMakeCache.txt").exists():        # a folder keeps the generator that it began with

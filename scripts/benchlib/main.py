@@ -36,12 +36,14 @@ class Run:
             before = capi.probe(limit, threads) if arithmetic else 0.0
             mine = ours()
             top = max(before, capi.probe(limit, threads)) if arithmetic else mine.get("read", 0.0)
+            picky = "read" in mine and n_unsteady < most_unsteady
+            if picky and not mine["steady"]:
+                n_unsteady += 1         # before the peer: it may take half a minute
+                continue
             other = theirs() if theirs and self.with_peer else None
-            if "read" in mine and n_unsteady < most_unsteady:
-                last = [capi.probe("bandwidth", threads)] if other is not None else []
-                if not mine["steady"] or not core.steady([mine["read"], mine["last_read"], *last]):
-                    n_unsteady += 1
-                    continue
+            if picky and other is not None and not core.steady([mine["read"], mine["last_read"], capi.probe("bandwidth", threads)]):
+                n_unsteady += 1
+                continue
             rates.append(mine["rate"])
             if "read" in mine:
                 reads.append(mine["read"])

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from .build import ROOT
+
 TARGETS = ("llama-bench", "llama-server", "llama-quantize", "llama-perplexity", "llama-batched-bench")
 
 
