@@ -88,12 +88,12 @@ def load(options: Mapping[str, Value], *, post: Callable[..., Any],
 
 
 def kv_type(wanted: str) -> str:
-    """auto: BF16 where the processor multiplies it (attention 1.3 to 1.6 times as fast over deep contexts, log-probabilities as
-    near to F32's as F16's: native/lab), else F16."""
+    """auto: Q8_0 where the processor multiplies bytes in vectors of 512 bits (half of the memory, prompts and deep contexts in two
+    thirds of BF16's time, log-probabilities less far from F32's than the weights' rounding puts them: native/lab), else F16."""
     from . import capi
     if wanted != "auto":
         return wanted
-    return "bf16" if capi.devices()["isa"].startswith("avx512") else "f16"
+    return "q8_0" if capi.devices()["isa"].startswith("avx512") else "f16"
 
 
 def _core_log() -> None:

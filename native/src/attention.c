@@ -34,7 +34,7 @@ typedef struct group {
 } group;
 
 typedef struct scratch {
-    float *q, *s, *o, *total, *k, *v;
+    float *q, *s, *o, *total, *k, *v, *inverse;
 } scratch;
 
 struct attention {
@@ -43,10 +43,11 @@ struct attention {
     pool *pool;
     const kv *kv;
     int32_t n_groups, n_items, n_split, max_rows, per_head; /* per_head: query heads per kv head */
-    int64_t ld_q;                    /* of gathered queries: head_dim, or pairs of BF16 */
+    int32_t bytes;                   /* tiles and queries are multiplied as bytes */
+    int64_t ld_q;                    /* of gathered queries: head_dim, or pairs of BF16, or packs of bytes, their scales and sums */
+    void (*weigh)(const attn_rows *x, const void *const *v); /* for whole segments; NULL: in two steps */
     int64_t stride;                  /* floats from part to part: o, m, l, padding */
     int64_t n_part_floats;
-    int64_t tile_bytes;              /* of one head's keys or values */
     group *groups;
     float *parts;
     scratch *threads;
@@ -69,16 +70,19 @@ int32_t attention_open(const hparams *hp, const ops *o, pool *p, const kv *c, in
     a->kv = c;
     a->max_rows = max_rows;
     a->per_head = hp->n_head / hp->n_head_kv;
+    a->bytes = kv_type(c) == KV_Q8_0 && o->attn_scores_q8;
     a->ld_q = kv_type(c) == KV_BF16 ? (hp->head_dim + 1) / 2 : hp->head_dim;
-    a->tile_bytes = (int64_t)hp->head_dim * TILE * (kv_type(c) == KV_Q8_0 ? 1 : kv_type(c) == KV_F32 ? 4 : 2);
-    a->stride = round16(hp->head_dim + 2);
+    if (a->bytes) a->ld_q = (hp->head_dim + 3) / 4 + (hp->head_dim + ATTN_Q8_GROUP - 1) / ATTN_Q8_GROUP * 2;
+    a->weigh = a->bytes ? o->attn_weigh_q8 : kv_type(c) == KV_BF16 ? o->attn_weigh_bf16 : NULL;
+    a->stride = round16((a->bytes && hp->head_dim < 64 ? 64 : hp->head_dim) + 2);
     const int64_t n_segments = ((int64_t)kv_n_blocks(c) + SEGMENT_TILES - 1) / SEGMENT_TILES;
     const int64_t row_floats = n_segments * hp->n_head * a->stride; /* at most 2^28 * 2^16 * 2^12: the model checks its sizes */
     const int64_t want = row_floats * (max_rows < 32 ? max_rows : 32);
     a->n_part_floats = want < MAX_PART_FLOATS ? want : MAX_PART_FLOATS;
     const int64_t head_rows = (int64_t)TILE * a->per_head, few_rows = (int64_t)FEW_TOKENS * hp->n_head;
     const int64_t rows = head_rows > few_rows ? head_rows : few_rows, tile = round16((int64_t)TILE * hp->head_dim);
-    const int64_t per_thread = rows * (round16(hp->head_dim) + SEGMENT + 2 * a->stride) + (KEY_TILES + 1) * tile;
+    const int64_t row = round16(hp->head_dim < 4 ? 4 : hp->head_dim);
+    const int64_t per_thread = rows * (row + SEGMENT + 2 * a->stride) + (KEY_TILES + 1) * tile + (int64_t)hp->n_head_kv * SEGMENT;
     a->groups = calloc((size_t)max_rows, sizeof *a->groups);
     a->parts = aligned_alloc(64, (size_t)round16(a->n_part_floats) * 4);
     a->threads = calloc((size_t)n_threads, sizeof *a->threads);
@@ -91,11 +95,12 @@ int32_t attention_open(const hparams *hp, const ops *o, pool *p, const kv *c, in
     for (int32_t t = 0; t < n_threads; t++) {
         scratch *s = &a->threads[t];
         s->q = a->memory + per_thread * t;
-        s->s = s->q + rows * round16(hp->head_dim);
+        s->s = s->q + rows * row;
         s->o = s->s + rows * SEGMENT;
         s->total = s->o + rows * a->stride;
         s->k = s->total + rows * a->stride;
         s->v = s->k + KEY_TILES * tile;
+        s->inverse = s->v + tile;
     }
     *out = a;
     return MILAD_OK;
@@ -144,15 +149,17 @@ void attention_plan(attention *a, const milad_row *rows, int32_t n_rows, const m
 
 /* Queries of heads h0..h1-1 of a group, scaled: s->q[h][token][query head of h]. */
 static void gather_queries(const attention *a, const group *g, int32_t h0, int32_t h1, const scratch *s) {
-    const int32_t d = a->hp->head_dim, n = a->per_head, bf16 = kv_type(a->kv) == KV_BF16;
+    const int32_t d = a->hp->head_dim, n = a->per_head, bf16 = kv_type(a->kv) == KV_BF16, rotates = kv_type(a->kv) == KV_Q8_0;
     const float scale = a->hp->attn_scale * 1.44269504f; /* log2(e): weights are powers of 2 */
     float *q = s->q;
     for (int32_t h = h0; h < h1; h++)
         for (int32_t t = 0; t < g->n_tokens; t++)
             for (int32_t i = 0; i < n; i++, q += a->ld_q) {
                 const float *from = a->q + ((int64_t)(g->row + t) * a->hp->n_head + (int64_t)h * n + i) * d;
-                float *scaled = bf16 ? s->k : q; /* no tile is expanded yet */
-                for (int32_t e = 0; e < d; e++) scaled[e] = from[e] * scale;
+                float *scaled = bf16 || a->bytes ? s->k : q; /* no tile is expanded yet */
+                a->ops->scale(scaled, from, d, scale);
+                if (a->bytes) a->ops->attn_query_q8(q, scaled, d);
+                else if (rotates) a->ops->rotate(scaled, d);
                 if (!bf16) continue;
                 q[a->ld_q - 1] = 0; /* the other half of an odd dimension's pair */
                 a->ops->bf16_from_f32((uint16_t *)(void *)q, scaled, d);
@@ -162,7 +169,7 @@ static void gather_queries(const attention *a, const group *g, int32_t h0, int32
 /* Whether tiles of this type are expanded to F32 first. */
 static int32_t expands(const attention *a, int32_t n_rows) {
     const int32_t type = kv_type(a->kv);
-    return type == KV_Q8_0 || (type == KV_F16 && n_rows > ATTN_ROWS_DIRECT);
+    return (type == KV_Q8_0 && !a->bytes) || (type == KV_F16 && n_rows > ATTN_ROWS_DIRECT);
 }
 
 /* Scores of tiles i .. i + n - 1 of the segment that lies in `blocks`; n is at most KEY_TILES. */
@@ -175,7 +182,8 @@ static void tile_scores(const attention *a, const int32_t *blocks, int32_t i, in
         if (expand) kv_expand(a->kv, a->ops, a->layer, blocks[i + t], head, expanded, NULL);
         k[t] = expand ? expanded : kv_keys(a->kv, a->layer, blocks[i + t], head);
     }
-    if (type == KV_BF16) a->ops->attn_scores_bf16(x, k, i, n);
+    if (a->bytes) a->ops->attn_scores_q8(x, k, i, n);
+    else if (type == KV_BF16) a->ops->attn_scores_bf16(x, k, i, n);
     else if (type == KV_F16 && !expand) a->ops->attn_scores_f16(x, k, i, n);
     else a->ops->attn_scores_f32(x, k, i, n);
 }
@@ -187,7 +195,8 @@ static void tile_values(const attention *a, const int32_t *blocks, int32_t i, in
     const void *v[SEGMENT_TILES] = {s->v};
     if (expand) kv_expand(a->kv, a->ops, a->layer, blocks[i], head, NULL, s->v);
     for (int32_t t = 0; t < n && !expand; t++) v[t] = kv_values(a->kv, a->layer, blocks[i + t], head);
-    if (type == KV_BF16) a->ops->attn_values_bf16(x, v, i, n);
+    if (a->bytes) a->ops->attn_values_q8(x, v, i, n);
+    else if (type == KV_BF16) a->ops->attn_values_bf16(x, v, i, n);
     else if (type == KV_F16 && !expand) a->ops->attn_values_f16(x, v, i, n);
     else a->ops->attn_values_f32(x, v, i, n);
 }
@@ -196,18 +205,22 @@ static void fetch(const void *p, int64_t n_bytes) {
     for (int64_t i = 0; i < n_bytes; i += 64) __builtin_prefetch((const char *)p + i);
 }
 
-/* The order in which few rows read a segment and then the next one: keys, tile by tile, all heads of each; values likewise. */
+/* The order in which few rows read a segment and then the next one: keys, `step` tiles at a time, all heads of those; values
+ * likewise. */
 typedef struct reader {
     const int32_t *blocks;
     int32_t n, n_beyond;             /* tiles of the segment, and after it */
-    int32_t h0, h1;
+    int32_t h0, h1, step;
     int32_t i, h, values;            /* what comes next */
 } reader;
 
 /* At the end of the sequence its last tile again. */
 static const void *next_tile(const attention *a, reader *r) {
     const void *p = (r->values ? kv_values : kv_keys)(a->kv, a->layer, r->blocks[r->i], r->h);
-    if (r->h + 1 < r->h1) {
+    if (r->i + 1 < r->n && (r->i + 1) % r->step) {
+        r->i++;
+    } else if (r->h + 1 < r->h1) {
+        r->i -= r->i % r->step;
         r->h++;
     } else if (r->i + 1 < r->n) {
         r->h = r->h0;
@@ -227,7 +240,8 @@ static const void *next_tile(const attention *a, reader *r) {
 
 /* The tile after next in one go; returns the next one, to be asked for line by line. */
 static const void *look_ahead(const attention *a, reader *near, reader *far) {
-    fetch(next_tile(a, far), a->tile_bytes);
+    const size_t n_bytes = far->values ? kv_value_bytes(a->kv) : kv_key_bytes(a->kv);
+    fetch(next_tile(a, far), (int64_t)n_bytes);
     return next_tile(a, near);
 }
 
@@ -238,6 +252,7 @@ static attn_rows at_head(const attn_rows *all, const attention *a, const scratch
     x.q = s->q + r * a->ld_q;
     x.s = s->s + r * SEGMENT;
     x.o = o + r * a->stride;
+    x.inverse = s->inverse + h * SEGMENT;
     return x;
 }
 
@@ -251,9 +266,10 @@ static void run_segment(const attention *a, const group *g, int32_t segment, int
     const attn_rows all = {.ld_q = a->ld_q, .ld_o = a->stride, .n_rows = g->n_tokens * a->per_head, .head_dim = a->hp->head_dim,
                            .n_keys = g->position + 1 - segment * SEGMENT, .per_token = a->per_head};
     const int32_t expand = expands(a, all.n_rows), asks = few && !expand;
-    const int32_t k_step = asks ? 1 : KEY_TILES, v_step = few || expand ? 1 : n;
-    reader near = {.blocks = blocks, .n = n, .n_beyond = left - n, .h0 = h0, .h1 = h1, .h = h0}, far;
-    const void *ahead = NULL;
+    const int32_t together = a->bytes ? 2 : 1; /* tiles whose integers are summed in one */
+    const int32_t k_step = asks ? together : KEY_TILES, v_step = few || expand ? together : n;
+    reader near = {.blocks = blocks, .n = n, .n_beyond = left - n, .h0 = h0, .h1 = h1, .step = together, .h = h0}, far;
+    const void *ahead[2];
     if (asks) next_tile(a, &near); /* the one that is read first */
     far = near;
     for (int32_t i = 1; i < FAR_TILES && asks; i++) next_tile(a, &far);
@@ -261,53 +277,51 @@ static void run_segment(const attention *a, const group *g, int32_t segment, int
         for (int32_t h = h0; h < h1; h++) {
             attn_rows x = at_head(&all, a, s, o, h - h0);
             for (int32_t t = i + KEY_TILES; few && expand && t < n && t < i + 2 * KEY_TILES; t++)
-                fetch(kv_keys(a->kv, a->layer, blocks[t], h), a->tile_bytes);
-            if (asks) {
-                ahead = look_ahead(a, &near, &far);
-                x.ahead = &ahead;
-            }
-            tile_scores(a, blocks, i, n - i < k_step ? n - i : k_step, h, &x, s);
+                fetch(kv_keys(a->kv, a->layer, blocks[t], h), (int64_t)kv_key_bytes(a->kv));
+            const int32_t n_here = n - i < k_step ? n - i : k_step;
+            for (int32_t t = 0; asks && t < n_here; t++) ahead[t] = look_ahead(a, &near, &far);
+            if (asks) x.ahead = ahead;
+            tile_scores(a, blocks, i, n_here, h, &x, s);
         }
-    if (!few && kv_type(a->kv) == KV_BF16 && all.n_keys >= SEGMENT && a->ops->attn_weigh_bf16) {
+    if (!few && all.n_keys >= SEGMENT && a->weigh) {
         for (int32_t h = h0; h < h1; h++) {
             const attn_rows x = at_head(&all, a, s, o, h - h0);
             const void *v[SEGMENT_TILES];
             for (int32_t i = 0; i < SEGMENT_TILES; i++) v[i] = kv_values(a->kv, a->layer, blocks[i], h);
-            a->ops->attn_weigh_bf16(&x, v);
+            a->weigh(&x, v);
         }
         return;
     }
     for (int32_t h = h0; h < h1; h++) {
         const attn_rows x = at_head(&all, a, s, o, h - h0);
-        if (kv_type(a->kv) == KV_BF16) a->ops->attn_weights_bf16(&x);
+        if (a->bytes) a->ops->attn_weights_q8(&x);
+        else if (kv_type(a->kv) == KV_BF16) a->ops->attn_weights_bf16(&x);
         else a->ops->attn_weights_f32(&x);
     }
     for (int32_t i = 0; i < n; i += v_step)
         for (int32_t h = h0; h < h1; h++) {
             attn_rows x = at_head(&all, a, s, o, h - h0);
-            if (few && expand && i + 1 < n) fetch(kv_values(a->kv, a->layer, blocks[i + 1], h), a->tile_bytes);
-            if (asks) {
-                ahead = look_ahead(a, &near, &far);
-                x.ahead = &ahead;
-            }
-            tile_values(a, blocks, i, v_step, h, &x, s);
+            if (few && expand && i + 1 < n) fetch(kv_values(a->kv, a->layer, blocks[i + 1], h), (int64_t)kv_value_bytes(a->kv));
+            const int32_t n_here = n - i < v_step ? n - i : v_step;
+            for (int32_t t = 0; asks && t < n_here; t++) ahead[t] = look_ahead(a, &near, &far);
+            if (asks) x.ahead = ahead;
+            tile_values(a, blocks, i, n_here, h, &x, s);
         }
 }
 
 static void finish_row(const attention *a, int64_t row, int32_t head, const float *total) {
     const int32_t d = a->hp->head_dim;
     float *out = a->out + (row * a->hp->n_head + head) * d;
-    const float inverse = 1.0f / total[d + 1];
-    for (int32_t i = 0; i < d; i++) out[i] = total[i] * inverse;
+    a->ops->scale(out, total, d, 1.0f / total[d + 1]);
 }
 
 static void run_looped(const attention *a, const group *g, int32_t head, const scratch *s) {
-    const int32_t d = a->hp->head_dim, n_rows = g->n_tokens * a->per_head;
+    const int32_t n_rows = g->n_tokens * a->per_head;
     gather_queries(a, g, head, head + 1, s);
     run_segment(a, g, 0, head, head + 1, s->total, s);
     for (int32_t i = 1; i < g->n_segments; i++) {
         run_segment(a, g, i, head, head + 1, s->o, s);
-        for (int32_t r = 0; r < n_rows; r++) a->ops->attn_join(s->total + r * a->stride, s->o + r * a->stride, d);
+        a->ops->attn_join(s->total, s->o, a->hp->head_dim, n_rows, a->stride);
     }
     for (int32_t r = 0; r < n_rows; r++)
         finish_row(a, g->row + r / a->per_head, head * a->per_head + r % a->per_head, s->total + r * a->stride);
@@ -356,9 +370,7 @@ static void join_groups(void *arg, int32_t lo, int32_t hi, int32_t thread) {
         float *total = a->parts + g->part;
         const int32_t n_rows = g->n_tokens * a->hp->n_head, per_kv = g->n_tokens * a->per_head;
         if (g->n_tokens <= FEW_TOKENS) fetch(total, g->n_segments * segment * (int64_t)sizeof *total);
-        for (int32_t s = 1; s < g->n_segments; s++)
-            for (int32_t r = 0; r < n_rows; r++)
-                a->ops->attn_join(total + r * a->stride, total + s * segment + r * a->stride, a->hp->head_dim);
+        for (int32_t s = 1; s < g->n_segments; s++) a->ops->attn_join(total, total + s * segment, a->hp->head_dim, n_rows, a->stride);
         for (int32_t r = 0; r < n_rows; r++)
             finish_row(a, g->row + r % per_kv / a->per_head, r / per_kv * a->per_head + r % a->per_head, total + r * a->stride);
     }

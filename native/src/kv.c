@@ -12,7 +12,7 @@
 
 #include "error.h"
 
-enum { T = MILAD_KV_BLOCK, GROUP = 32, AHEAD = 128, NICE = 5 };
+enum { T = MILAD_KV_BLOCK, GROUP = ATTN_Q8_GROUP, AHEAD = 128, NICE = 5, FIRST_BYTES = 64 << 20 };
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14; older ones refuse it */
@@ -21,7 +21,8 @@ enum { T = MILAD_KV_BLOCK, GROUP = 32, AHEAD = 128, NICE = 5 };
 struct kv {
     int32_t type, n_layer, n_blocks, n_head_kv, head_dim, n_groups;
     size_t k_bytes, v_bytes, page_bytes, n_bytes; /* of one head's keys, values */
-    size_t k_at, v_at;             /* offsets of the numbers in them, behind the scales */
+    size_t k_at;                   /* offset of the numbers in keys, behind the scales */
+    size_t width, pack;            /* bytes of a number; dimensions of keys, tokens of values that lie together */
     uint8_t *data;
     pthread_t toucher; /* maps blocks before they are used */
     pthread_mutex_t lock;
@@ -30,7 +31,7 @@ struct kv {
     int has_toucher, ends;
 };
 
-static size_t value_bytes(const kv *c) { return c->type == KV_Q8_0 ? 1 : c->type == KV_F32 ? 4 : 2; }
+enum { STRETCH = 64 }; /* values converted at once; a multiple of packs */
 
 static uint8_t *page_at(const kv *c, int32_t layer, int32_t block) {
     return c->data + ((size_t)layer * (size_t)c->n_blocks + (size_t)block) * c->page_bytes;
@@ -42,12 +43,15 @@ static uint8_t *values_of(const kv *c, uint8_t *page, int32_t head) {
     return page + (size_t)c->n_head_kv * c->k_bytes + (size_t)head * c->v_bytes;
 }
 
+/* The last may be part empty. */
+static size_t n_key_packs(const kv *c) { return ((size_t)c->head_dim + c->pack - 1) / c->pack; }
+
 static void lay_out(kv *c) {
-    const size_t pair = c->type == KV_BF16 ? (size_t)c->head_dim % 2 : 0; /* an odd dimension's pair is half empty */
-    const size_t scales = c->type == KV_Q8_0 ? (size_t)c->n_groups * T * 2 : 0, row = T * value_bytes(c);
-    c->k_at = c->v_at = scales;
-    c->k_bytes = (scales + ((size_t)c->head_dim + pair) * row + 63) / 64 * 64;
-    c->v_bytes = (scales + (size_t)c->head_dim * row + 63) / 64 * 64;
+    c->width = c->type == KV_Q8_0 ? 1 : c->type == KV_F32 ? 4 : 2;
+    c->pack = c->type == KV_Q8_0 ? 4 : c->type == KV_BF16 ? 2 : 1;
+    c->k_at = c->type == KV_Q8_0 ? (size_t)attn_q8_numbers(c->head_dim) : 0;
+    c->k_bytes = (c->k_at + n_key_packs(c) * c->pack * T * c->width + 63) / 64 * 64;
+    c->v_bytes = ((size_t)c->head_dim * T * c->width + 63) / 64 * 64;
     c->page_bytes = (c->k_bytes + c->v_bytes) * (size_t)c->n_head_kv;
 }
 
@@ -125,6 +129,8 @@ int32_t kv_open(const hparams *hp, int32_t n_blocks, int32_t type, kv **out) {
         kv_close(c);
         return fail(MILAD_E_MEMORY, "no memory for %d KV blocks (%zu MB)", n_blocks, wanted >> 20);
     }
+    const size_t first = FIRST_BYTES / kv_block_bytes(c); /* while whoever asks first is still being waited for */
+    atomic_store(&c->wanted, first < (size_t)n_blocks ? (int32_t)first : n_blocks);
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->wake, NULL);
     c->has_toucher = pthread_create(&c->toucher, NULL, touch, c) == 0; /* without it memory comes as it is used */
@@ -153,23 +159,19 @@ static void copy_columns(uint8_t *dst, const uint8_t *src, int32_t n_rows, int32
     for (int32_t i = 0; i < n_rows; i++) memcpy(dst + (size_t)i * T * width, src + (size_t)i * T * width, (size_t)n_tokens * width);
 }
 
-/* Elements are pairs; n_tokens may end within a pair of tokens of the values. */
 static void copy_keys(const kv *c, uint8_t *dst, const uint8_t *src, int32_t n_tokens) {
-    if (c->type == KV_BF16) copy_columns(dst, src, (c->head_dim + 1) / 2, n_tokens, 4);
-    else copy_columns(dst + c->k_at, src + c->k_at, c->head_dim, n_tokens, value_bytes(c));
-    if (c->type == KV_Q8_0) copy_columns(dst, src, c->n_groups, n_tokens, 2);
+    copy_columns(dst + c->k_at, src + c->k_at, (int32_t)n_key_packs(c), n_tokens, c->pack * c->width);
+    if (c->type != KV_Q8_0) return;
+    copy_columns(dst, src, c->n_groups, n_tokens, 2);
+    const size_t tokens = (size_t)c->n_groups * T * 2;
+    copy_columns(dst + tokens, src + tokens, 2, n_tokens, 4);
 }
 
+/* n_tokens may end within a pack of tokens. */
 static void copy_values(const kv *c, uint8_t *dst, const uint8_t *src, int32_t n_tokens) {
-    const size_t d = (size_t)c->head_dim, n = (size_t)n_tokens;
-    if (c->type == KV_Q8_0) memcpy(dst, src, n * (size_t)c->n_groups * 2);
-    if (c->type != KV_BF16) {
-        memcpy(dst + c->v_at, src + c->v_at, n * d * value_bytes(c));
-        return;
-    }
-    const size_t whole = n / 2 * d * 4;
+    const size_t d = (size_t)c->head_dim, n = (size_t)n_tokens, pack = c->pack * c->width, whole = n / c->pack * d * pack;
     memcpy(dst, src, whole);
-    for (size_t i = 0; i < d && n % 2; i++) memcpy(dst + whole + i * 4, src + whole + i * 4, 2);
+    for (size_t i = 0; i < d && n % c->pack; i++) memcpy(dst + whole + i * pack, src + whole + i * pack, n % c->pack * c->width);
 }
 
 void kv_copy(kv *c, int32_t src, int32_t dst, int32_t n_tokens) {
@@ -192,32 +194,34 @@ void kv_write(kv *c, int32_t block, const void *buf) {
     for (int32_t l = 0; l < c->n_layer; l++, from += c->page_bytes) memcpy(page_at(c, l, block), from, c->page_bytes);
 }
 
-/* One group of at most 32 dimensions: the scale as stored, and int8 values of `step` bytes apart. The scale is rounded to F16
- * before dividing, so that the greatest value still fits. */
-static uint16_t quantise_group(const ops *o, const float *x, int32_t n, int8_t *q, size_t step) {
-    float top = 0, d, inverse;
-    uint16_t h;
-    for (int32_t i = 0; i < n; i++) top = fabsf(x[i]) > top || x[i] != x[i] ? fabsf(x[i]) : top;
-    d = top / 127.0f;
-    o->f16_from_f32(&h, &d, 1);
-    o->f32_from_f16(&d, &h, 1);
-    inverse = d > 0 ? 1.0f / d : 0.0f;
-    for (int32_t i = 0; i < n; i++) {
-        float v = x[i] * inverse;
-        v = v > 127.0f ? 127.0f : v >= -127.0f ? v : -127.0f; /* NaN: -127, its scale is NaN */
-        q[(size_t)i * step] = (int8_t)lrintf(v);
-    }
-    return h;
-}
-
+/* Values have one scale a token, kept as its log2, which attention adds to scores, and its inverse; never so small that either leaves
+ * F32's range. NaN makes its scale NaN. */
 static void append_q8(kv *c, const ops *o, uint8_t *kp, uint8_t *vp, int32_t slot, const float *k, const float *v) {
-    const size_t s = (size_t)slot;
-    uint16_t *k_scales = (uint16_t *)(void *)kp, *v_scales = (uint16_t *)(void *)vp;
-    int8_t *kq = (int8_t *)kp + c->k_at, *vq = (int8_t *)vp + c->v_at + s * (size_t)c->head_dim;
-    for (int32_t g = 0; g < c->n_groups; g++) {
-        const int32_t d = g * GROUP, n = c->head_dim - d < GROUP ? c->head_dim - d : GROUP;
-        k_scales[(size_t)g * T + s] = quantise_group(o, k + d, n, kq + (size_t)d * T + s, T);
-        v_scales[s * (size_t)c->n_groups + (size_t)g] = quantise_group(o, v + d, n, vq + d, 1);
+    const size_t s = (size_t)slot, d = (size_t)c->head_dim, n_groups = (size_t)c->n_groups;
+    uint16_t *scales = (uint16_t *)(void *)kp + s;
+    float *tokens = (float *)(void *)(kp + n_groups * T * 2) + s;
+    uint8_t *keys = kp + c->k_at + s * 4, *values = vp + s / 4 * d * 4 + s % 4;
+    int8_t q[GROUP];
+    for (size_t g = 0; g < n_groups; g++) {
+        const size_t at = g * GROUP, n = d - at < GROUP ? d - at : GROUP;
+        const float scale = o->rotated_i8(q, k + at, (int32_t)n);
+        o->f16_from_f32(scales + g * T, &scale, 1);
+        for (size_t i = 0; i < n; i += 4) {
+            uint32_t pack;
+            memcpy(&pack, q + i, 4);
+            pack ^= 0x80808080; /* what multiplies keys takes them unsigned */
+            memcpy(keys + (at + i) / 4 * T * 4, &pack, 4);
+        }
+    }
+    float top = o->max_abs(v, c->head_dim);
+    if (top < 0x1p-60f) top = 0x1p-60f;
+    const float inverse = 127.0f / top;
+    tokens[0] = log2f(top / 127.0f);
+    tokens[T] = inverse;
+    for (size_t at = 0; at < d; at += GROUP) {
+        const size_t n = d - at < GROUP ? d - at : GROUP;
+        o->i8_from_f32(q, v + at, (int32_t)n, inverse);
+        for (size_t i = 0; i < n; i++) values[(at + i) * 4] = (uint8_t)q[i];
     }
 }
 
@@ -226,8 +230,6 @@ static void append_f32(const kv *c, uint8_t *kp, uint8_t *vp, int32_t slot, cons
     for (int32_t d = 0; d < c->head_dim; d++) keys[(size_t)d * T] = k[d];
     memcpy((float *)(void *)vp + (size_t)slot * (size_t)c->head_dim, v, (size_t)c->head_dim * 4);
 }
-
-enum { STRETCH = 64 }; /* values converted at once; even */
 
 static void append_f16(const kv *c, const ops *o, uint8_t *kp, uint8_t *vp, int32_t slot, const float *k, const float *v) {
     uint16_t *keys = (uint16_t *)(void *)kp + slot, half[STRETCH];
@@ -265,42 +267,39 @@ void kv_append(kv *c, const ops *o, int32_t layer, int32_t block, int32_t slot, 
 }
 
 void kv_will_append(const kv *c, int32_t layer, int32_t block, int32_t slot) {
-    const size_t pair = c->type == KV_BF16 ? 2 : 1, width = value_bytes(c) * pair; /* of what lies together */
-    const size_t n_keys = ((size_t)c->head_dim + pair - 1) / pair, row = (size_t)c->head_dim * width;
+    const size_t pack = c->pack * c->width, n_keys = n_key_packs(c), row = (size_t)c->head_dim * pack;
     for (int32_t h = 0; h < c->n_head_kv; h++) {
         uint8_t *page = page_at(c, layer, block);
-        const uint8_t *k = keys_of(c, page, h) + c->k_at, *v = values_of(c, page, h) + c->v_at + (size_t)slot / pair * row;
-        for (size_t i = 0; i < n_keys; i++) __builtin_prefetch(k + (i * T + (size_t)slot) * width, 1);
+        const uint8_t *k = keys_of(c, page, h) + c->k_at, *v = values_of(c, page, h) + (size_t)slot / c->pack * row;
+        for (size_t i = 0; i < n_keys; i++) __builtin_prefetch(k + (i * T + (size_t)slot) * pack, 1);
         for (size_t i = 0; i < row; i += 64) __builtin_prefetch(v + i, 1);
     }
 }
 
 int32_t kv_type(const kv *c) { return c->type; }
 
+size_t kv_key_bytes(const kv *c) { return c->k_bytes; }
+size_t kv_value_bytes(const kv *c) { return c->v_bytes; }
+
 const void *kv_keys(const kv *c, int32_t layer, int32_t block, int32_t head) {
-    return keys_of(c, page_at(c, layer, block), head) + c->k_at;
+    return keys_of(c, page_at(c, layer, block), head);
 }
 
 const void *kv_values(const kv *c, int32_t layer, int32_t block, int32_t head) {
-    return values_of(c, page_at(c, layer, block), head) + c->v_at;
+    return values_of(c, page_at(c, layer, block), head);
 }
 
 static void expand_q8(const kv *c, const ops *o, const uint8_t *kp, const uint8_t *vp, float *k, float *v) {
-    const int8_t *kq = (const int8_t *)kp + c->k_at, *vq = (const int8_t *)vp + c->v_at;
-    const uint16_t *k_scales = (const uint16_t *)(const void *)kp, *v_scales = (const uint16_t *)(const void *)vp;
+    const float *inverses = (const float *)(const void *)(kp + c->k_at) - T;
     float scale[T];
-    uint16_t half[T];
-    for (int32_t g = 0; g < c->n_groups; g++) {
+    for (int32_t g = 0; k && g < c->n_groups; g++) {
         const int32_t d = g * GROUP, n = c->head_dim - d < GROUP ? c->head_dim - d : GROUP;
-        if (k) {
-            o->f32_from_f16(scale, k_scales + g * T, T);
-            o->f32_from_i8(k + d * T, kq + d * T, T, n, T, scale, 0);
-        }
-        if (!v) continue;
-        for (int32_t t = 0; t < T; t++) half[t] = v_scales[t * c->n_groups + g];
-        o->f32_from_f16(scale, half, T);
-        o->f32_from_i8(v + d, vq + d, c->head_dim, T, n, scale, 1);
+        o->f32_from_f16(scale, (const uint16_t *)(const void *)kp + g * T, T);
+        o->f32_from_packs(k + d * T, kp + c->k_at + d * T, n, T, scale, 0);
     }
+    if (!v) return;
+    for (int32_t t = 0; t < T; t++) scale[t] = 1.0f / inverses[t];
+    o->f32_from_packs(v, vp, T, c->head_dim, scale, 1);
 }
 
 static float bf16_value(const uint8_t *p) {

@@ -4,8 +4,10 @@
  * Pages of one layer lie side by side. Each head's keys, and values, padded to 64 bytes:
  *
  *   F16   keys head_dim x 32 (transposed: 32 tokens of one dimension side by side); values 32 x head_dim
- *   Q8_0  groups of 32 dimensions (the last may be shorter) share a scale: F16 scales of keys n_groups x 32, keys int8
- *         head_dim x 32; scales of values 32 x n_groups, values int8 32 x head_dim; number = scale * int8, exact in F32
+ *   Q8_0  keys: rotated (ops.h), groups of 64 dimensions (the last may be shorter) share a scale: F16 scales n_groups x 32; for each
+ *         token the log2 and the inverse of its values' one scale, F32 2 x 32; then packs of 4 dimensions ceil(head_dim / 4) x 32 x 4,
+ *         each number an int8 plus 128. Values: packs of 4 tokens 8 x head_dim x 4, int8. Number = scale * int8. Queries are
+ *         rotated too; machines that multiply bytes round queries and weights to bytes (ops.h)
  *   BF16  keys as pairs of dimensions (head_dim + 1) / 2 x 32 x 2; values as pairs of tokens 16 x head_dim x 2; queries and weights
  *         are rounded to BF16 too (ops.h), so machines that multiply pairs of BF16 attend about twice as fast
  *   F32   as F16, for comparing logits with exact implementations
@@ -49,10 +51,12 @@ void kv_ahead(kv *c, int32_t block);
 void kv_will_append(const kv *c, int32_t layer, int32_t block, int32_t slot);
 
 int32_t kv_type(const kv *c);
-/* Keys and values of one tile where they lie. */
+/* Keys and values of one tile where they lie (Q8_0 keys: from their scales on), and their bytes. */
 const void *kv_keys(const kv *c, int32_t layer, int32_t block, int32_t head);
 const void *kv_values(const kv *c, int32_t layer, int32_t block, int32_t head);
-/* The same as F32, any type: k[head_dim][32], v[32][head_dim]; either may be NULL. */
+size_t kv_key_bytes(const kv *c);
+size_t kv_value_bytes(const kv *c);
+/* The same as F32, any type: k[head_dim][32] (Q8_0: rotated), v[32][head_dim]; either may be NULL. */
 void kv_expand(const kv *c, const ops *o, int32_t layer, int32_t block, int32_t head, float *k, float *v);
 
 #endif

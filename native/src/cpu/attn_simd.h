@@ -17,9 +17,6 @@ enum attn_mode { ATTN_F32, ATTN_F16, ATTN_BF16 };
 enum { PV = 4 };                                  /* accumulator vectors per row; TILE_R x 4 of them fill the registers */
 enum { KEY_TILES = VW == 16 ? 2 : 1, NK = KEY_TILES * NT }; /* tiles whose scores a pass computes, in vectors */
 
-#define PRAGMA(x) _Pragma(#x)
-#define UNROLL(n) PRAGMA(GCC unroll n) /* GCC leaves loops of known length that hold much; their vectors must be registers */
-
 #ifndef DOT2
 INLINE vf dot2(vf acc, vi pairs, vi q) {
     acc = VFMA((vf)(pairs << 16), (vf)(q << 16), acc);
@@ -387,12 +384,25 @@ static void attn_weigh_bf16(const attn_rows *x, const void *const *v) {
 }
 #endif
 
-static void attn_join(float *total, const float *part, int32_t head_dim) {
-    float m = total[head_dim], m_part = part[head_dim], m_new = m_part > m ? m_part : m;
-    float a = exp2_v(splat(m - m_new))[0], b = exp2_v(splat(m_part - m_new))[0];
-    total[head_dim] = m_new;
-    total[head_dim + 1] = total[head_dim + 1] * a + part[head_dim + 1] * b;
-    int32_t d = 0;
-    for (; d + VW <= head_dim; d += VW) store(total + d, load(total + d) * splat(a) + load(part + d) * splat(b));
-    for (; d < head_dim; d++) total[d] = total[d] * a + part[d] * b;
+static void attn_join(float *total, const float *part, int32_t head_dim, int32_t n_rows, int64_t stride) {
+    for (int32_t r0 = 0; r0 < n_rows; r0 += VW, total += VW * stride, part += VW * stride) {
+        const int32_t n = n_rows - r0 < VW ? n_rows - r0 : VW;
+        float m[VW] = {0}, m_part[VW] = {0}, of_total[VW], of_part[VW];
+        for (int32_t r = 0; r < n; r++) {
+            m[r] = total[r * stride + head_dim];
+            m_part[r] = part[r * stride + head_dim];
+        }
+        const vf behind = load(m) - load(m_part), less = exp2_v(select_f(behind < splat(0), behind, -behind));
+        store(of_total, select_f(behind < splat(0), less, splat(1)));
+        store(of_part, select_f(behind < splat(0), splat(1), less));
+        for (int32_t r = 0; r < n; r++) {
+            float *t = total + r * stride;
+            const float *p = part + r * stride, a = of_total[r], b = of_part[r];
+            int32_t d = 0;
+            for (; d + VW <= head_dim; d += VW) store(t + d, load(t + d) * splat(a) + load(p + d) * splat(b));
+            for (; d < head_dim; d++) t[d] = t[d] * a + p[d] * b;
+            t[head_dim] = m_part[r] > m[r] ? m_part[r] : m[r];
+            t[head_dim + 1] = t[head_dim + 1] * a + p[head_dim + 1] * b;
+        }
+    }
 }

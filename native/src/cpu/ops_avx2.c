@@ -25,6 +25,5 @@ static inline float sum_lanes8(__m256 v) {
 #define LOAD_F16(p) ((vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(p))))
 #define STORE_F16(p, v) \
     _mm_storeu_si128((__m128i *)(void *)(p), _mm256_cvtps_ph((__m256)(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
-#define LOAD_I8(p) ((vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(p)))))
 
 #include "ops_simd.h"
