@@ -118,8 +118,7 @@ def _context(model: Any, value: Mapping[str, Any], scripted: bool) -> tuple[Any,
     if not scripted:
         if not info.has_weights:
             raise UsageError(f"{model.path} holds a vocabulary only: it can be served with --script, not run")
-        values = info.n_layer * info.n_head_kv * info.head_dim * 2
-        bytes_per_token = sizing.kv_token_bytes(values, value["kv_type"])
+        bytes_per_token = sizing.kv_token_bytes(info.n_layer * info.n_head_kv, info.head_dim, value["kv_type"])
     sizes = sizing.choose(ctx=value["ctx"], parallel=value["parallel"], kv_memory=value["kv_memory"],
                           n_ctx_train=info.n_ctx_train, bytes_per_token=bytes_per_token,
                           available=machine.available_memory())

@@ -66,7 +66,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("kv_memory", "size", None, "memory for the context of all requests, as 2G or 512M", "Model",
            minimum=1 * _MB, metavar="SIZE", unset=True, shown="ctx times parallel, at most half of the free memory"),
     Option("kv_type", "choice", "auto", "how keys and values are kept; q8_0 takes half the memory", "Model",
-           choices=("auto", "f16", "bf16", "q8_0"), shown="auto: bf16 where the processor multiplies it, else f16"),
+           choices=("auto", "f16", "bf16", "q8_0"), shown="auto: q8_0 where the processor has AVX-512 VNNI, else f16"),
     Option("repack", "bool", True, "lay the weights out anew for this machine's kernels; off: run from the mapped file, slower",
            "Model"),
     Option("mlock", "bool", False, "keep the weights from being swapped out", "Model"),

@@ -10,9 +10,12 @@ from .errors import UsageError
 MIN_CTX = 64
 
 
-def kv_token_bytes(values: int, kv_type: str) -> int:
-    """Bytes of one token's keys and values. values: layers x kv heads x head_dim x 2. q8_0: 34 bytes for 32 values."""
-    return values * 34 // 32 if kv_type == "q8_0" else values * 2
+def kv_token_bytes(n_heads: int, head_dim: int, kv_type: str) -> int:
+    """Bytes of one token's keys and values. n_heads: layers x kv heads. q8_0 (native/src/kv.h): a byte a value, two for each 64
+    dimensions of keys and eight."""
+    if kv_type == "q8_0":
+        return n_heads * (2 * head_dim + 2 * -(-head_dim // 64) + 8)
+    return n_heads * head_dim * 4
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,6 @@ def test_the_scripted_core_has_no_memory_limit():
     assert choose(ctx=1 << 20, bytes_per_token=0, available=0).n_ctx == 1 << 20
 
 
-@pytest.mark.parametrize("kv_type,n_bytes", [("f16", 128), ("bf16", 128), ("q8_0", 68)])
+@pytest.mark.parametrize("kv_type,n_bytes", [("f16", 384), ("bf16", 384), ("q8_0", 3 * (64 + 2 + 8))])
 def test_bytes_of_a_token(kv_type, n_bytes):
-    assert sizing.kv_token_bytes(64, kv_type) == n_bytes
+    assert sizing.kv_token_bytes(3, 32, kv_type) == n_bytes

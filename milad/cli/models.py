@@ -57,8 +57,7 @@ def _show(parsed: argparse.Namespace, folder: Path, value: dict[str, Any]) -> in
         template = model.metadata("tokenizer.chat_template")
         family = families.choose(template if isinstance(template, str) else None, frozenset(model.specials), "").name
         n_ctx = value["ctx"] or info.n_ctx_train or 4096
-        values = info.n_layer * info.n_head_kv * info.head_dim * 2 * n_ctx
-        kv_bytes = sizing.kv_token_bytes(values, value["kv_type"])
+        kv_bytes = n_ctx * sizing.kv_token_bytes(info.n_layer * info.n_head_kv, info.head_dim, value["kv_type"])
         found: dict[str, Any] = {
             "name": name, "path": str(path), "architecture": info.architecture, "quantisation": info.quantisation,
             "parameters": info.n_params, "layers": info.n_layer, "vocabulary": info.n_vocab, "context": info.n_ctx_train,

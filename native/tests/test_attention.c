@@ -193,18 +193,49 @@ static void round_query(const ops *o, const float *from, double *q, int32_t d, f
     }
 }
 
+/* As Q8_0 tiles see it where bytes are multiplied: rotated and rounded, then rotated back. */
+static void round_query_q8(const ops *o, const float *from, double *q, int32_t d, float attn_scale) {
+    const float scale = attn_scale * 1.44269504f;
+    float x[256];
+    int8_t bytes[ATTN_Q8_GROUP];
+    for (int32_t i = 0; i < d; i++)
+        x[i] = from[i] * scale;
+    for (int32_t g = 0; g < d; g += ATTN_Q8_GROUP) {
+        const int32_t n = d - g < ATTN_Q8_GROUP ? d - g : ATTN_Q8_GROUP;
+        const float step = o->rotated_i8(bytes, x + g, n);
+        for (int32_t i = 0; i < n; i++)
+            x[g + i] = (float)bytes[i] * step;
+    }
+    o->rotate(x, d);
+    for (int32_t i = 0; i < d; i++)
+        q[i] = (double)x[i] / (double)scale;
+}
+
+/* Weights of Q8_0 tiles are bytes, 255 steps of the greatest of 64: each off by 1 / 510 of it. Elsewhere sums are the same but for F32's
+ * rounding. */
+static double nmse_bound(const ops *o, int32_t type) {
+    if (type == KV_Q8_0)
+        return o->attn_scores_q8 ? 3e-4 : 1e-11;
+    return type == KV_BF16 ? 1e-5 : 1e-11; /* BF16: weights are rounded, some 2^-10 each */
+}
+
 static void check_reference(bench *b, const float *got, int32_t type) {
-    static const double bounds[] = {[KV_F16] = 1e-3, [KV_Q8_0] = 1e-2, [KV_F32] = 0, [KV_BF16] = 4e-3};
+    static const double bounds[] = {[KV_F16] = 1e-3, [KV_Q8_0] = 4e-2, [KV_F32] = 0, [KV_BF16] = 4e-3};
     static const int32_t positions[] = {0, 1, 30, 31, 32, 100, 255, 256, 257, 511, 512, N - 1};
     const int32_t d = b->hp.head_dim, n_kv = b->hp.n_head_kv, per_head = b->hp.n_head / n_kv;
     double *k = malloc((size_t)N * d * sizeof *k), *v = malloc((size_t)N * d * sizeof *v), *want = malloc((size_t)d * sizeof *want);
     float *tile_k = malloc((size_t)d * 32 * 4), *tile_v = malloc((size_t)d * 32 * 4);
     for (int32_t h = 0; h < n_kv; h++) {
         for (int32_t t = 0; t < N; t++) {
+            float key[256];
             if (t % 32 == 0)
                 kv_expand(b->c, b->o, 1, b->blocks[t / 32], h, tile_k, tile_v);
+            for (int32_t i = 0; i < d; i++)
+                key[i] = tile_k[i * 32 + t % 32];
+            if (type == KV_Q8_0)
+                b->o->rotate(key, d);
             for (int32_t i = 0; i < d; i++) {
-                k[(int64_t)t * d + i] = tile_k[i * 32 + t % 32];
+                k[(int64_t)t * d + i] = key[i];
                 v[(int64_t)t * d + i] = tile_v[t % 32 * d + i];
                 CHECK_NEAR(k[(int64_t)t * d + i], b->k[((int64_t)t * n_kv + h) * d + i], bounds[type]);
                 CHECK_NEAR(v[(int64_t)t * d + i], b->v[((int64_t)t * n_kv + h) * d + i], bounds[type]);
@@ -216,9 +247,11 @@ static void check_reference(bench *b, const float *got, int32_t type) {
                 double *q = widen(b->q + at, d);
                 if (type == KV_BF16)
                     round_query(b->o, b->q + at, q, d, b->hp.attn_scale);
+                else if (type == KV_Q8_0 && b->o->attn_scores_q8)
+                    round_query_q8(b->o, b->q + at, q, d, b->hp.attn_scale);
                 ref_attention(want, q, k, v, d, positions[p] + 1, d, b->hp.attn_scale);
                 double nmse = ref_nmse(got + at, want, d);
-                CHECK(nmse <= (type == KV_BF16 ? 1e-5 : 1e-11)); /* BF16: weights are rounded, some 2^-10 each */
+                CHECK(nmse <= nmse_bound(b->o, type));
                 free(q);
             }
     }
@@ -245,6 +278,41 @@ static void test_shape(const ops *o, int32_t n_head, int32_t n_head_kv, int32_t 
     bench_close(&b);
 }
 
+/* What is no number in a damaged model's keys or values reaches the rows that see it, and no other (products of floats: none before
+ * its block of 32, whose values are multiplied by zero). */
+static void test_not_a_number(const ops *o, int32_t type) {
+    enum { TOKEN = 300 };
+    const int32_t first = type == KV_Q8_0 && o->attn_scores_q8 ? TOKEN : TOKEN / 32 * 32;
+    static const float bad[] = {NAN, INFINITY};
+    for (int32_t way = 0; way < 4; way++) {
+        bench b;
+        bench_open(&b, o, 6, 2, 64, type, 5);
+        float *want = run(&b, N, 2, 0), k[128], v[128];
+        memcpy(k, b.k + TOKEN * 128, sizeof k);
+        memcpy(v, b.v + TOKEN * 128, sizeof v);
+        (way < 2 ? k : v)[70] = bad[way % 2]; /* in the second head */
+        kv_append(b.c, o, 1, b.blocks[TOKEN / 32], TOKEN % 32, k, v);
+        float *got = run(&b, N, 2, 0), *single = run(&b, 1, 1, 0);
+        for (int32_t t = 0; t < N; t++)
+            for (int32_t h = 0; h < 6; h++) {
+                const float *row = got + (t * 6 + h) * 64, *alone = single + (t * 6 + h) * 64;
+                int32_t finite = 1, all = 1;
+                for (int32_t i = 0; i < 64; i++) {
+                    finite &= isfinite(row[i]) && isfinite(alone[i]);
+                    all &= !isfinite(row[i]) && !isfinite(alone[i]);
+                }
+                if (t < first || h < 3)
+                    CHECK(finite && memcmp(row, want + (t * 6 + h) * 64, 256) == 0);
+                else if (t >= TOKEN && way % 2 == 0)
+                    CHECK(way == 0 || type == KV_Q8_0 ? all : isnan(row[6]) && isnan(alone[6]));
+            }
+        free(want);
+        free(got);
+        free(single);
+        bench_close(&b);
+    }
+}
+
 /* Arguments: the instruction sets to test; none: all. */
 int main(int argc, char **argv) {
     static const struct { int32_t n_head, n_head_kv, d; } shapes[] = {
@@ -262,8 +330,10 @@ int main(int argc, char **argv) {
         test_rope(o);
         test_f16(o);
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
-            for (int32_t type = KV_F16; type <= (s < (i ? 3 : 1) ? KV_BF16 : KV_F16); type++) /* plain C is slow */
+            for (int32_t type = KV_F16; type <= (s < (i ? 3 : 1) ? KV_BF16 : i ? KV_Q8_0 : KV_F16); type++) /* plain C is slow */
                 test_shape(o, shapes[s].n_head, shapes[s].n_head_kv, shapes[s].d, type);
+        for (int32_t type = KV_F16; type <= KV_BF16; type++)
+            test_not_a_number(o, type);
     }
     return test_done();
 }
