@@ -293,7 +293,7 @@ static void add_bias(const float *bias, float *c, int64_t ld, int32_t n_tokens, 
 /* The buffers of one thread's chunk: an expanded and, for matrices kept as in the file, a packed one. */
 typedef struct chunk_room {
     _Alignas(64) uint8_t w[MAT_PAIR * MAT_CHUNK * MAT_LANES]; /* 1 byte a value, or 4 of MAT_WIDE * MAT_CHUNK_FEW */
-    _Alignas(64) float scales[MAT_PAIR][MAT_CHUNK / 32 * 4 * MAT_LANES];
+    _Alignas(64) float scales[MAT_PAIR][MAT_CHUNK / 32 * MAT_SCALES_MAX * MAT_LANES];
     _Alignas(64) uint8_t packed[MAT_PAIR * MAT_CHUNK * (MAT_LANES + 1)]; /* Q8_0's; BF16's and F32's chunks are shorter */
 } chunk_room;
 _Static_assert(sizeof ((chunk_room *)0)->w >= MAT_WIDE * MAT_CHUNK_FEW * MAT_LANES * 4, "floats fit");

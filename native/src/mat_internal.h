@@ -9,10 +9,11 @@
  * Expanded panels. For many rows of activations a stretch of a panel is expanded once: per 32 values 8 vectors of 16 x 4
  * bytes (vector g, lane r: values 4 g .. 4 g + 3 of row r, unsigned), and F32 scales of 16 lanes as the class says:
  * S32 d | SM32 d, m | S16 d0, d1 | SM16 d0, d1, m0, m1. The signed classes S32 and S16 are biased by 128
- * (AVX2 keeps the types' own codes: avx2.h).
+ * (AVX2 keeps the types' own codes: avx2.h). AVX-512 keeps d times 1, 9/8 ... 15/8 for d: dx is such a number times a power of two, so
+ * d * dx is looked up and shifted (vscalefps), which waits for none of the units that products wait for.
  *
  * Activations, tiles of `nt` tokens: per 32 values q[8][nt][4] (int8), dx[nt], sx[nt] = dx * sum(q), c[nt] = -128 * sum(q);
- * a second plane has the sums of each half: c[2][nt], sx[2][nt]. BF16: [pair][nt][2]. F32: [k][nt].
+ * a second plane has the sums of each half: c[2][nt], sx[2][nt]. BF16: [pair][nt][2]. F32: [k][nt]. dx is one of 8 numbers an octave.
  *
  * The one order of additions, for every kernel (i = exact integer dot product):
  *   S32   acc = fma(i, d * dx, acc)          SM32  the same, then acc = fma(m, sx, acc)
@@ -34,6 +35,7 @@ enum {
     MAT_UNIT_MAX = 4096,  /* bytes of the largest unit */
     MAT_TILE = 6,         /* tokens of a tile when there are many */
     MAT_TILE_MAX = 12,    /* most tokens of a tile: up to so many rows are one tile, up to 16 are two */
+    MAT_SCALES_MAX = 9,   /* vectors of scales of an expanded block */
     MAT_CHUNK = 2048,     /* values expanded at once; a multiple of every unit */
     MAT_CHUNK_PAIRS = 2048, /* the same for BF16, whose values are kept as they are */
     MAT_CHUNK_PACKED = 512, /* and for those that have to be packed first */
@@ -90,6 +92,18 @@ static inline const mat_act *mat_act_header(const void *act)
 
 static inline size_t mat_act_q8_block(int32_t nt) { return (size_t)nt * 44; }
 static inline size_t mat_act_half_block(int32_t nt) { return (size_t)nt * 16; }
+
+/* dx of 32 values, the greatest of magnitude amax > 1e-30: a 127th of it, rounded up to three bits behind the first. */
+static inline float mat_act_scale(float amax)
+{
+    const uint32_t below = (1u << 20) - 1;
+    float d = amax / 127.0f;
+    uint32_t u;
+    memcpy(&u, &d, 4);
+    u = (u + below) & ~below;
+    memcpy(&d, &u, 4);
+    return d;
+}
 
 /* What goes with the 32 values of token t that lie in the block q8 (halves: its block in that plane, or NULL): the scale d and the
  * sums s0 of the first 16 values and s1 of the others, as above. */

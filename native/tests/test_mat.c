@@ -332,7 +332,7 @@ static void test_instruction_sets_agree(void)
         float *x = draw_x(N_IN), c[2][16];
         memset(x + 64, 0, 32 * 4);
         _Alignas(64) uint8_t q[3][N_IN / 32 * 44], h[3][N_IN / 32 * 16], codes[2][N_IN * 16];
-        _Alignas(64) float scales[2][N_IN / 32 * 64];
+        _Alignas(64) float scales[2][N_IN / 32 * MAT_SCALES_MAX * 16];
         mat_kernels_c.quantise(x, N_IN, N_IN / 32, 1, 0, q[0], h[0]);
         mat_kernels_avx2.quantise(x, N_IN, N_IN / 32, 1, 0, q[1], h[1]);
         mat_kernels_avx512.quantise(x, N_IN, N_IN / 32, 1, 0, q[2], h[2]);
@@ -342,8 +342,13 @@ static void test_instruction_sets_agree(void)
         mat_kernels_c.expand(types[i], w.panels.data, n_units, codes[0], scales[0]);
         mat_kernels_avx512.expand(types[i], w.panels.data, n_units, codes[1], scales[1]);
         CHECK(memcmp(codes[0], codes[1], sizeof codes[0]) == 0);
-        for (size_t k = 0; k < sizeof scales[0] / 4; k++)
-            CHECK(scales[0][k] == scales[1][k]); /* -0 may be 0 */
+        const int32_t class = mat_layout_of(types[i])->class, multiples = class == MAT_S32 || class == MAT_SM32 ? 8 : 1;
+        const int32_t n_scales = class == MAT_S32 ? 1 : class == MAT_SM16 ? 4 : 2;
+        for (int32_t k = 0; k < N_IN / 32 * n_scales * 16; k++) { /* -0 may be 0 */
+            const int32_t block = k / 16 / n_scales, which = k / 16 % n_scales, at = block * (n_scales + multiples - 1);
+            for (int32_t m = 0; m < (which ? 1 : multiples); m++)
+                CHECK(scales[0][k] * (1 + (float)m / 8) == scales[1][(at + (which ? multiples - 1 + which : m)) * 16 + k % 16]);
+        }
         mat_tile tile = {q[0], h[0], 1, 1};
         CHECK(mat_kernels_avx2.direct(types[i], w.panels.data, n_units, &tile, c[0], 16));
         CHECK(mat_kernels_avx512.direct(types[i], w.panels.data, n_units, &tile, c[1], 16));

@@ -22,8 +22,8 @@ void quantise_avx512(const float *x, int64_t n_in, int64_t n_blocks, int32_t nt,
             d = NAN;
             v0 = v1 = _mm512_setzero_ps();
         } else if (amax > 1e-30f) {
-            d = amax / 127.0f;
-            inverse = 127.0f / amax;
+            d = mat_act_scale(amax);
+            inverse = 1.0f / d;
         }
         const vi i0 = _mm512_cvtps_epi32(_mm512_mul_ps(v0, _mm512_set1_ps(inverse)));
         const vi i1 = _mm512_cvtps_epi32(_mm512_mul_ps(v1, _mm512_set1_ps(inverse)));
@@ -122,15 +122,17 @@ typedef struct run_scales {
 INLINE void scale_run(const float *x, int64_t ld, const int n, run_scales *run)
 {
     const __m256 full = _mm256_set1_ps(127.0f);
-    const __m256i infinite = _mm256_set1_epi32(0x7f800000);
+    const __m256i infinite = _mm256_set1_epi32(0x7f800000), below = _mm256_set1_epi32((1 << 20) - 1);
     __m256i highest = _mm256_setzero_si256();
     for (int b = 0; b < n; b++, x += 32) {
         const __m256i top = tops(x, ld);
         const __m256 amax = _mm256_castsi256_ps(top);
         const __mmask8 some = _mm256_cmp_ps_mask(amax, _mm256_set1_ps(1e-30f), _CMP_GT_OQ);
         highest = _mm256_max_epu32(highest, top);
-        _mm256_store_ps(run->d[b], _mm256_maskz_div_ps(some, amax, full));
-        _mm256_store_ps(run->inverse[b], _mm256_maskz_div_ps(some, full, amax));
+        const __m256i up = _mm256_add_epi32(_mm256_castps_si256(_mm256_maskz_div_ps(some, amax, full)), below);
+        const __m256 d = _mm256_castsi256_ps(_mm256_andnot_si256(below, up)); /* mat_act_scale */
+        _mm256_store_ps(run->d[b], d);
+        _mm256_store_ps(run->inverse[b], _mm256_maskz_div_ps(some, _mm256_set1_ps(1.0f), d));
     }
     run->bad = _mm256_cmpge_epu32_mask(highest, infinite) != 0;
 }

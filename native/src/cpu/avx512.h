@@ -206,6 +206,19 @@ INLINE void scales_of(const int type, const uint8_t *p, const int b, vf *s)
 
 INLINE int n_scales_of(const int class) { return class == MAT_S32 ? 1 : class == MAT_SM16 ? 4 : 2; }
 
+/* Vectors of scales of an expanded block: for one scale a block, its multiples first. */
+enum { MULTIPLES = 8 };
+INLINE bool has_multiples(const int class) { return class == MAT_S32 || class == MAT_SM32; }
+INLINE int n_expanded_of(const int class) { return n_scales_of(class) + (has_multiples(class) ? MULTIPLES - 1 : 0); }
+
+/* Where in them the multiple for a scale dx is, in bytes: by the first three bits of its fraction. */
+INLINE size_t multiple_at(const float *dx)
+{
+    uint32_t u;
+    memcpy(&u, dx, 4);
+    return (u >> 20 & (MULTIPLES - 1)) * 64;
+}
+
 /* The tile's block of activations: pointers into it (mat_internal.h). */
 typedef struct act_block {
     const uint8_t *q;
@@ -228,8 +241,10 @@ INLINE act_block act_at(const uint8_t *q, const uint8_t *halves, const int nt)
 }
 
 /* One block of 32: n_p panels' codes and scales into their accumulators. shift: how far the tile's corrections (for codes
- * biased by 128) go right for these codes. Panel r's vectors are w + 8 r, s + 4 r, acc + r * nt. */
-INLINE void block_32(const int class, const int n_p, const int nt, const int shift, const vi *w, const vf *s, const act_block *a, vf *acc)
+ * biased by 128) go right for these codes. Panel r's vectors are w + 8 r, s + 4 r, acc + r * nt; multiples: NULL, or where those of
+ * panel r's s[4 r] are. */
+INLINE void block_32(const int class, const int n_p, const int nt, const int shift, const vi *w, const vf *s, const float *const *multiples,
+                     const act_block *a, vf *acc)
 {
     vi i0[32], i1[32];
     const bool halves = class == MAT_S16 || class == MAT_SM16;
@@ -280,7 +295,10 @@ INLINE void block_32(const int class, const int n_p, const int nt, const int shi
                     v = _mm512_fmadd_ps(s[4 * r + 3], all_f(a->sx_half + nt + t), v);
                 }
             } else {
-                v = _mm512_fmadd_ps(f, _mm512_mul_ps(s[4 * r], all_f(a->dx + t)), v);
+                const vf scale = multiples ? _mm512_scalef_ps(_mm512_load_ps((const char *)multiples[r] + multiple_at(a->dx + t)),
+                                                              _mm512_getexp_ps(all_f(a->dx + t)))
+                                           : _mm512_mul_ps(s[4 * r], all_f(a->dx + t));
+                v = _mm512_fmadd_ps(f, scale, v);
                 if (class == MAT_SM32)
                     v = _mm512_fmadd_ps(s[4 * r + 1], all_f(a->sx + t), v);
             }

@@ -34,7 +34,7 @@ INLINE void direct_units(const int type, const int nt, const uint8_t *p, int64_t
             ask_ahead(ahead, nt <= 4, p + b * block_bytes, block_bytes);
             codes_of(type, p, b, w);
             const act_block a = act_at(q, h, nt);
-            block_32(class, 1, nt, shift, w, s + b * n_scales, &a, acc);
+            block_32(class, 1, nt, shift, w, s + b * n_scales, NULL, &a, acc);
             q += nt * 44;
             if (halves)
                 h += nt * 16;
@@ -134,7 +134,7 @@ INLINE void expand_units(const int type, const uint8_t *p, int64_t n_units, uint
     for (int64_t u = 0; u < n_units; u++, p += unit_of(type)) {
         ask_ahead(ahead, false, p, unit_of(type));
 #pragma GCC unroll 8
-        for (int b = 0; b < n_blocks_of(type); b++, out += 512, scales += n_scales * MAT_LANES) {
+        for (int b = 0; b < n_blocks_of(type); b++, out += 512, scales += n_expanded_of(class) * MAT_LANES) {
             vi w[8];
             vf s[4];
             codes_of(type, p, b, w);
@@ -145,9 +145,13 @@ INLINE void expand_units(const int type, const uint8_t *p, int64_t n_units, uint
                     w[g] = _mm512_add_epi8(w[g], bytes(128 - bias_of(type)));
                 _mm512_store_si512(out + g * 64, w[g]);
             }
+            const int first = has_multiples(class) ? MULTIPLES : 0; /* s[0] is one of them */
+#pragma GCC unroll 8
+            for (int i = 0; i < first; i++)
+                _mm512_store_ps(scales + i * MAT_LANES, _mm512_mul_ps(s[0], _mm512_set1_ps(1.0f + (float)i / MULTIPLES)));
 #pragma GCC unroll 4
-            for (int i = 0; i < n_scales; i++)
-                _mm512_store_ps(scales + i * MAT_LANES, s[i]);
+            for (int i = first ? 1 : 0; i < n_scales; i++)
+                _mm512_store_ps(scales + (first ? first - 1 + i : i) * MAT_LANES, s[i]);
         }
     }
 }

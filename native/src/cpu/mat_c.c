@@ -233,10 +233,10 @@ float mat_quantise_block_c(const float *x, int64_t n, int8_t q[32])
         return NAN;
     if (!(amax > 1e-30f))
         return 0.0f;
-    const float inverse = 127.0f / amax;
+    const float d = mat_act_scale(amax), inverse = 1.0f / d;
     for (int64_t i = 0; i < n; i++)
         q[i] = (int8_t)lrintf(x[i] * inverse);
-    return amax / 127.0f;
+    return d;
 }
 
 static void quantise_c(const float *x, int64_t n_in, int64_t n_blocks, int32_t nt, int32_t t, uint8_t *q8, uint8_t *halves)

@@ -438,8 +438,8 @@ static void quantise(const float *x, int64_t n_in, int64_t n_blocks, int32_t nt,
         float amax, d = 0.0f, inverse = 0.0f;
         memcpy(&amax, &bits, 4);
         if (bits < 0x7f800000u && amax > 1e-30f) {
-            d = amax / 127.0f;
-            inverse = 127.0f / amax;
+            d = mat_act_scale(amax);
+            inverse = 1.0f / d;
         }
         if (bits >= 0x7f800000u)
             d = NAN;

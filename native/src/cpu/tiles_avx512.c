@@ -44,19 +44,21 @@ INLINE void blocks(const int class, const int n_p, const int nt, const mat_part 
     for (int64_t b = p->n_values / 32; b > 0; b--) {
         vi codes[16];
         vf s[8];
+        const float *multiples[2];
 #pragma GCC unroll 4
         for (int r = 0; r < n_p; r++) {
+            multiples[r] = scales + (size_t)r * p->scale_step;
 #pragma GCC unroll 8
             for (int g = 0; g < 8; g++)
                 codes[8 * r + g] = load_i(w + (size_t)r * p->step + g * 64);
 #pragma GCC unroll 4
-            for (int i = 0; i < n_scales; i++)
-                s[4 * r + i] = _mm512_load_ps(scales + (size_t)r * p->scale_step + i * MAT_LANES);
+            for (int i = has_multiples(class) ? 1 : 0; i < n_scales; i++)
+                s[4 * r + i] = _mm512_load_ps(scales + (size_t)r * p->scale_step + (n_expanded_of(class) - n_scales + i) * MAT_LANES);
         }
         const act_block a = act_at(q, h, nt);
-        block_32(class, n_p, nt, 0, codes, s, &a, acc);
+        block_32(class, n_p, nt, 0, codes, s, has_multiples(class) ? multiples : NULL, &a, acc);
         w += 512;
-        scales += n_scales * MAT_LANES;
+        scales += n_expanded_of(class) * MAT_LANES;
         q += nt * 44;
         if (halves)
             h += nt * 16;

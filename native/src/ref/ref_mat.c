@@ -24,7 +24,8 @@ static void round_activations(int32_t type, const float *x, int64_t n, double *o
         float amax = 0;
         for (int64_t i = b; i < b + 32; i++)
             amax = fmaxf(amax, fabsf(x[i]));
-        const float d = amax / 127.0f, inverse = amax > 0 ? 127.0f / amax : 0;
+        const float exact = amax / 127.0f, octave = ldexpf(1, ilogbf(exact) - 3);
+        const float d = amax > 0 ? ceilf(exact / octave) * octave : 0, inverse = amax > 0 ? 1.0f / d : 0;
         for (int64_t i = b; i < b + 32; i++)
             out[i] = (double)d * (double)lrintf(x[i] * inverse);
     }
