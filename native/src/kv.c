@@ -12,7 +12,7 @@
 
 #include "error.h"
 
-enum { T = MILAD_KV_BLOCK, GROUP = ATTN_Q8_GROUP, AHEAD = 128, NICE = 5, FIRST_BYTES = 64 << 20 };
+enum { T = MILAD_KV_BLOCK, GROUP = ATTN_Q8_GROUP, AHEAD = 64, NICE = 5 };
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14; older ones refuse it */
@@ -129,8 +129,6 @@ int32_t kv_open(const hparams *hp, int32_t n_blocks, int32_t type, kv **out) {
         kv_close(c);
         return fail(MILAD_E_MEMORY, "no memory for %d KV blocks (%zu MB)", n_blocks, wanted >> 20);
     }
-    const size_t first = FIRST_BYTES / kv_block_bytes(c); /* while whoever asks first is still being waited for */
-    atomic_store(&c->wanted, first < (size_t)n_blocks ? (int32_t)first : n_blocks);
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->wake, NULL);
     c->has_toucher = pthread_create(&c->toucher, NULL, touch, c) == 0; /* without it memory comes as it is used */

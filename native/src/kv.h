@@ -43,7 +43,7 @@ void kv_write(kv *c, int32_t block, const void *buf);
 /* Stores one token's keys and values, both [n_head_kv][head_dim], at slot 0..31 of a block. */
 void kv_append(kv *c, const ops *o, int32_t layer, int32_t block, int32_t slot, const float *k, const float *v);
 
-/* Blocks up to `block` are used now: a thread of the arena's own has the memory of some hundred more mapped, so that no step waits for
+/* Blocks up to `block` are used now: a thread of the arena's own has the memory of some dozens more mapped, so that no step waits for
  * it (a step that is the first to reach 2 MB further in each of 30 layers stood still for 140 ms). Cheap; any thread. */
 void kv_ahead(kv *c, int32_t block);
 
