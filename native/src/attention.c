@@ -156,10 +156,13 @@ static void gather_queries(const attention *a, const group *g, int32_t h0, int32
         for (int32_t t = 0; t < g->n_tokens; t++)
             for (int32_t i = 0; i < n; i++, q += a->ld_q) {
                 const float *from = a->q + ((int64_t)(g->row + t) * a->hp->n_head + (int64_t)h * n + i) * d;
-                float *scaled = bf16 || a->bytes ? s->k : q; /* no tile is expanded yet */
+                if (a->bytes) {
+                    a->ops->attn_query_q8(q, from, scale, d);
+                    continue;
+                }
+                float *scaled = bf16 ? s->k : q; /* no tile is expanded yet */
                 a->ops->scale(scaled, from, d, scale);
-                if (a->bytes) a->ops->attn_query_q8(q, scaled, d);
-                else if (rotates) a->ops->rotate(scaled, d);
+                if (rotates) a->ops->rotate(scaled, d);
                 if (!bf16) continue;
                 q[a->ld_q - 1] = 0; /* the other half of an odd dimension's pair */
                 a->ops->bf16_from_f32((uint16_t *)(void *)q, scaled, d);
@@ -259,9 +262,8 @@ static attn_rows at_head(const attn_rows *all, const attention *a, const scratch
 }
 
 /* Segment `segment` of heads h0..h1-1 into parts o[h][token][query head], queries gathered in s->q. Few rows wait for memory:
- * heads inside, tiles outside, as pages lie. Tiles further ahead are asked for at once; the next one line by line, while this one
- * is read. Many rows keep their sums in
- * registers over all tiles of values. */
+ * heads inside, tiles outside, as pages lie. A tile further ahead is asked for at once, the next one line by line while this one is
+ * read. Many rows keep their sums in registers over all tiles of values. */
 static void run_segment(const attention *a, const group *g, int32_t segment, int32_t h0, int32_t h1, float *o, const scratch *s) {
     const int32_t left = g->position / TILE + 1 - segment * SEGMENT_TILES, n = left < SEGMENT_TILES ? left : SEGMENT_TILES;
     const int32_t *blocks = g->blocks + segment * SEGMENT_TILES, few = g->n_tokens <= FEW_TOKENS;

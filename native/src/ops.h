@@ -78,8 +78,8 @@ typedef struct ops {
     /* Weights and values in one, for all tiles of a segment that every row sees whole; NULL: no faster here. */
     void (*attn_weigh_bf16)(const attn_rows *x, const void *const *v);
     /* The same over Q8_0 tiles by products of bytes; NULL: tiles must be expanded to F32. k, v: a tile's keys with what stands before
-     * them, values (kv.h). Queries are rounded to int8, weights to uint8. Two tiles at once unless the last is alone. */
-    void (*attn_query_q8)(void *q, const float *x, int32_t head_dim);
+     * them, values (kv.h). A query is x * scale, rotated and rounded to int8; weights are rounded to uint8. Two tiles at once unless the last is alone. */
+    void (*attn_query_q8)(void *q, const float *x, float scale, int32_t head_dim);
     void (*attn_scores_q8)(const attn_rows *x, const void *const *k, int32_t tile, int32_t n_tiles);
     void (*attn_weights_q8)(const attn_rows *x);
     void (*attn_values_q8)(const attn_rows *x, const void *const *v, int32_t tile, int32_t n_tiles);

@@ -194,21 +194,18 @@ static void round_query(const ops *o, const float *from, double *q, int32_t d, f
 }
 
 /* As Q8_0 tiles see it where bytes are multiplied: rotated and rounded, then rotated back. */
-static void round_query_q8(const ops *o, const float *from, double *q, int32_t d, float attn_scale) {
-    const float scale = attn_scale * 1.44269504f;
+static void round_query_q8(const ops *o, const float *from, double *q, int32_t d) {
     float x[256];
     int8_t bytes[ATTN_Q8_GROUP];
-    for (int32_t i = 0; i < d; i++)
-        x[i] = from[i] * scale;
     for (int32_t g = 0; g < d; g += ATTN_Q8_GROUP) {
         const int32_t n = d - g < ATTN_Q8_GROUP ? d - g : ATTN_Q8_GROUP;
-        const float step = o->rotated_i8(bytes, x + g, n);
+        const float step = o->rotated_i8(bytes, from + g, n);
         for (int32_t i = 0; i < n; i++)
             x[g + i] = (float)bytes[i] * step;
     }
     o->rotate(x, d);
     for (int32_t i = 0; i < d; i++)
-        q[i] = (double)x[i] / (double)scale;
+        q[i] = x[i];
 }
 
 /* Weights of Q8_0 tiles are bytes, 255 steps of the greatest of 64: each off by 1 / 510 of it. Elsewhere sums are the same but for F32's
@@ -248,7 +245,7 @@ static void check_reference(bench *b, const float *got, int32_t type) {
                 if (type == KV_BF16)
                     round_query(b->o, b->q + at, q, d, b->hp.attn_scale);
                 else if (type == KV_Q8_0 && b->o->attn_scores_q8)
-                    round_query_q8(b->o, b->q + at, q, d, b->hp.attn_scale);
+                    round_query_q8(b->o, b->q + at, q, d);
                 ref_attention(want, q, k, v, d, positions[p] + 1, d, b->hp.attn_scale);
                 double nmse = ref_nmse(got + at, want, d);
                 CHECK(nmse <= nmse_bound(b->o, type));

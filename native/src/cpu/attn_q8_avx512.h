@@ -21,13 +21,13 @@ INLINE vi q8_dot(vi acc, vi unsigned_bytes, vi signed_bytes) {
 
 INLINE __mmask16 q8_lanes(int32_t n) { return n >= VW ? 0xffff : n > 0 ? (__mmask16)((1u << n) - 1) : 0; }
 
-static void attn_query_q8(void *q, const float *x, int32_t head_dim) {
+static void attn_query_q8(void *q, const float *x, float scale, int32_t head_dim) {
     const int32_t n_groups = (head_dim + ATTN_Q8_GROUP - 1) / ATTN_Q8_GROUP, n_packs = (head_dim + 3) / 4;
     float *scales = (float *)q + n_packs;
     int32_t *corrections = (int32_t *)q + n_packs + n_groups;
     for (int32_t g = 0; g < n_groups; g++) {
         const int32_t first = g * ATTN_Q8_GROUP, left = head_dim - first, n = left < ATTN_Q8_GROUP ? left : ATTN_Q8_GROUP;
-        scales[g] = rotated_i8((int8_t *)q + first, x + first, n);
+        scales[g] = rotated_i8((int8_t *)q + first, x + first, n) * scale;
         const __m512i bytes = _mm512_maskz_loadu_epi8(~0ull >> (64 - n), (int8_t *)q + first);
         /* keys lie 128 above what they mean */
         corrections[g] = -128 * _mm512_reduce_add_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), bytes));
