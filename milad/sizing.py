@@ -14,7 +14,7 @@ def kv_token_bytes(n_heads: int, head_dim: int, kv_type: str) -> int:
     """Bytes of one token's keys and values. n_heads: layers x kv heads. q8_0 (native/src/kv.h): a byte a value, two for each 64
     dimensions of keys and eight."""
     if kv_type == "q8_0":
-        return n_heads * (2 * head_dim + 2 * -(-head_dim // 64) + 8)
+        return n_heads * (-(-head_dim // 4) * 4 + head_dim + 2 * -(-head_dim // 64) + 8)
     return n_heads * head_dim * 4
 
 

@@ -21,6 +21,7 @@ enum { TILE = ATTN_TILE, SEGMENT_TILES = ATTN_SEGMENT_TILES, SEGMENT = ATTN_SEGM
 enum { KEY_TILES = 2 };                      /* whose scores are computed at once */
 enum { FEW_TOKENS = 4 };                     /* groups up to here are split, and take several heads at once */
 enum { FAR_TILES = 2 };                      /* how far few rows look beyond the tiles that come next */
+enum { MAX_FETCH = 256 << 10 };              /* bytes asked for at once */
 enum { MAX_PART_FLOATS = 4 << 20 };          /* of parts in memory; what doesn't fit is looped */
 
 _Static_assert((int)ATTN_TILE == (int)MILAD_KV_BLOCK, "a tile is a KV block");
@@ -81,7 +82,7 @@ int32_t attention_open(const hparams *hp, const ops *o, pool *p, const kv *c, in
     a->n_part_floats = want < MAX_PART_FLOATS ? want : MAX_PART_FLOATS;
     const int64_t head_rows = (int64_t)TILE * a->per_head, few_rows = (int64_t)FEW_TOKENS * hp->n_head;
     const int64_t rows = head_rows > few_rows ? head_rows : few_rows, tile = round16((int64_t)TILE * hp->head_dim);
-    const int64_t row = round16(hp->head_dim < 4 ? 4 : hp->head_dim);
+    const int64_t row = round16(hp->head_dim);
     const int64_t per_thread = rows * (row + SEGMENT + 2 * a->stride) + (KEY_TILES + 1) * tile + (int64_t)hp->n_head_kv * SEGMENT;
     a->groups = calloc((size_t)max_rows, sizeof *a->groups);
     a->parts = aligned_alloc(64, (size_t)round16(a->n_part_floats) * 4);
@@ -373,7 +374,8 @@ static void join_groups(void *arg, int32_t lo, int32_t hi, int32_t thread) {
         /* Segments outside: memory that other threads wrote is read as it lies, and rows' chains run side by side. */
         float *total = a->parts + g->part;
         const int32_t n_rows = g->n_tokens * a->hp->n_head, per_kv = g->n_tokens * a->per_head;
-        if (g->n_tokens <= FEW_TOKENS) fetch(total, g->n_segments * segment * (int64_t)sizeof *total);
+        const int64_t n_bytes = g->n_segments * segment * (int64_t)sizeof *total;
+        if (g->n_tokens <= FEW_TOKENS) fetch(total, n_bytes < MAX_FETCH ? n_bytes : MAX_FETCH);
         for (int32_t s = 1; s < g->n_segments; s++) a->ops->attn_join(total, total + s * segment, a->hp->head_dim, n_rows, a->stride);
         for (int32_t r = 0; r < n_rows; r++)
             finish_row(a, g->row + r % per_kv / a->per_head, r / per_kv * a->per_head + r % a->per_head, total + r * a->stride);

@@ -20,7 +20,8 @@ enum { T = MILAD_KV_BLOCK, GROUP = ATTN_Q8_GROUP, AHEAD = 64, NICE = 5 };
 
 struct kv {
     int32_t type, n_layer, n_blocks, n_head_kv, head_dim, n_groups;
-    size_t k_bytes, v_bytes, page_bytes, n_bytes; /* of one head's keys, values */
+    size_t k_bytes, v_bytes;       /* of one head's keys, values */
+    size_t page_bytes, n_bytes;
     size_t k_at;                   /* offset of the numbers in keys, behind the scales */
     size_t width, pack;            /* bytes of a number; dimensions of keys, tokens of values that lie together */
     uint8_t *data;
@@ -98,7 +99,7 @@ void kv_ahead(kv *c, int32_t block) {
     const int32_t wanted = block + 1 + AHEAD < c->n_blocks ? block + 1 + AHEAD : c->n_blocks;
     /* half of the way before the next call does anything */
     const int32_t before = atomic_load(&c->wanted);
-    if (!c->has_toucher || before == c->n_blocks || wanted < before + AHEAD / 2) return;
+    if (!c->has_toucher || before == c->n_blocks || (wanted < c->n_blocks && wanted < before + AHEAD / 2)) return;
     pthread_mutex_lock(&c->lock);
     atomic_store(&c->wanted, wanted);
     pthread_cond_signal(&c->wake);

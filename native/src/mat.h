@@ -1,8 +1,8 @@
 /* mat.h: weight matrices and their products. The only room that knows how weights lie in memory.
  *
- * y[r][o] = sum_i W[o][i] x[r][i]. For quantised weights x is quantised to int8 per 32 values first (Q8: d = amax / 127);
- * for BF16 weights x is rounded to BF16; for F16 and F32 x stays F32. One-row and many-row kernels add in the same order,
- * so a row's result never depends on how many rows there are.
+ * y[r][o] = sum_i W[o][i] x[r][i]. For quantised weights x is quantised to int8 per 32 values first (Q8: d = amax / 127, rounded up
+ * to three bits behind the first); for BF16 weights x is rounded to BF16; for F16 and F32 x stays F32. One-row and many-row
+ * kernels add in the same order, so a row's result never depends on how many rows there are.
  */
 #ifndef MILAD_MAT_H
 #define MILAD_MAT_H

@@ -13,7 +13,8 @@
  * d * dx is looked up and shifted (vscalefps), which waits for none of the units that products wait for.
  *
  * Activations, tiles of `nt` tokens: per 32 values q[8][nt][4] (int8), dx[nt], sx[nt] = dx * sum(q), c[nt] = -128 * sum(q);
- * a second plane has the sums of each half: c[2][nt], sx[2][nt]. BF16: [pair][nt][2]. F32: [k][nt]. dx is one of 8 numbers an octave.
+ * a second plane has the sums of each half: c[2][nt], sx[2][nt]. BF16: [pair][nt][2]. F32: [k][nt]. dx is one of 8 numbers an octave, or NaN;
+ * never 0, so that a damaged scale of the weights gives NaN however it is multiplied.
  *
  * The one order of additions, for every kernel (i = exact integer dot product):
  *   S32   acc = fma(i, d * dx, acc)          SM32  the same, then acc = fma(m, sx, acc)
@@ -93,12 +94,17 @@ static inline const mat_act *mat_act_header(const void *act)
 static inline size_t mat_act_q8_block(int32_t nt) { return (size_t)nt * 44; }
 static inline size_t mat_act_half_block(int32_t nt) { return (size_t)nt * 16; }
 
-/* dx of 32 values, the greatest of magnitude amax > 1e-30: a 127th of it, rounded up to three bits behind the first. */
+#define MAT_ACT_LEAST 1e-30f   /* blocks up to here are zeros */
+#define MAT_ACT_NOTHING 0x1p-100f /* their dx */
+
+/* dx of 32 values, the greatest of magnitude amax: a 127th of it, rounded up to three bits behind the first. */
 static inline float mat_act_scale(float amax)
 {
     const uint32_t below = (1u << 20) - 1;
     float d = amax / 127.0f;
     uint32_t u;
+    if (!(amax > MAT_ACT_LEAST))
+        return MAT_ACT_NOTHING;
     memcpy(&u, &d, 4);
     u = (u + below) & ~below;
     memcpy(&d, &u, 4);

@@ -313,7 +313,7 @@ static void test_not_a_number(const ops *o, int32_t type) {
 /* Arguments: the instruction sets to test; none: all. */
 int main(int argc, char **argv) {
     static const struct { int32_t n_head, n_head_kv, d; } shapes[] = {
-        {9, 3, 64}, {8, 1, 20}, {3, 3, 7}, {14, 2, 64}, {4, 4, 16}, {2, 1, 128}, {5, 1, 80}};
+        {9, 3, 64}, {8, 1, 20}, {3, 3, 7}, {14, 2, 64}, {4, 4, 16}, {2, 1, 128}, {5, 1, 80}, {4, 2, 65}, {3, 1, 130}, {2, 2, 63}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         int32_t wanted = argc == 1;
         for (int k = 1; k < argc; k++) wanted |= strcmp(argv[k], names[i]) == 0;

@@ -283,7 +283,8 @@ static void test_guarded(void)
     }
 }
 
-/* Scales that are NaN or infinite, as a hostile file may have them, and activations that are: no crash, NaN shows. */
+/* Scales that are NaN or infinite, as a hostile file may have them, and activations that are: no crash, NaN shows, in a row alone as in
+ * many, where activations are zero too. */
 static void test_not_finite(void)
 {
     for (int i = 0; i < N_TYPES; i++) {
@@ -292,8 +293,14 @@ static void test_not_finite(void)
         for (size_t b = 0; b < w.panels.n_bytes; b++)
             data[b] = (uint8_t)draw();
         for (int32_t n_rows = 1; n_rows < 40; n_rows += 7) {
-            float *x = draw_x(512 * n_rows), *y = malloc((size_t)(24 * n_rows) * 4);
+            float *x = draw_x(512 * n_rows), *y = malloc((size_t)(24 * n_rows) * 4), alone[24];
+            memset(x + 512 * (n_rows / 2) + 64, 0, 128 * 4);
             product(NULL, &w.panels, x, 512, n_rows, y, NULL);
+            for (int32_t r = 0; r < n_rows; r++) {
+                product(NULL, &w.panels, x + 512 * r, 512, 1, alone, NULL);
+                for (int32_t o = 0; o < 24; o++)
+                    CHECK(isnan(alone[o]) ? isnan(y[24 * r + o]) : memcmp(alone + o, y + 24 * r + o, 4) == 0);
+            }
             free(y), free(x);
         }
         drop(&w);

@@ -16,14 +16,12 @@ void quantise_avx512(const float *x, int64_t n_in, int64_t n_blocks, int32_t nt,
         vf v1 = some ? _mm512_loadu_ps(x + 32 * b + 16) : _mm512_setzero_ps();
         const uint32_t top = _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(v0), magnitude),
                                                                       _mm512_and_si512(_mm512_castps_si512(v1), magnitude)));
-        float amax, d = 0.0f, inverse = 0.0f;
+        float amax;
         memcpy(&amax, &top, 4);
+        float d = mat_act_scale(amax), inverse = amax > MAT_ACT_LEAST ? 1.0f / d : 0.0f;
         if (top >= 0x7f800000u) {
             d = NAN;
             v0 = v1 = _mm512_setzero_ps();
-        } else if (amax > 1e-30f) {
-            d = mat_act_scale(amax);
-            inverse = 1.0f / d;
         }
         const vi i0 = _mm512_cvtps_epi32(_mm512_mul_ps(v0, _mm512_set1_ps(inverse)));
         const vi i1 = _mm512_cvtps_epi32(_mm512_mul_ps(v1, _mm512_set1_ps(inverse)));
@@ -121,15 +119,15 @@ typedef struct run_scales {
 
 INLINE void scale_run(const float *x, int64_t ld, const int n, run_scales *run)
 {
-    const __m256 full = _mm256_set1_ps(127.0f);
+    const __m256 full = _mm256_set1_ps(127.0f), nothing = _mm256_set1_ps(MAT_ACT_NOTHING);
     const __m256i infinite = _mm256_set1_epi32(0x7f800000), below = _mm256_set1_epi32((1 << 20) - 1);
     __m256i highest = _mm256_setzero_si256();
     for (int b = 0; b < n; b++, x += 32) {
         const __m256i top = tops(x, ld);
         const __m256 amax = _mm256_castsi256_ps(top);
-        const __mmask8 some = _mm256_cmp_ps_mask(amax, _mm256_set1_ps(1e-30f), _CMP_GT_OQ);
+        const __mmask8 some = _mm256_cmp_ps_mask(amax, _mm256_set1_ps(MAT_ACT_LEAST), _CMP_GT_OQ);
         highest = _mm256_max_epu32(highest, top);
-        const __m256i up = _mm256_add_epi32(_mm256_castps_si256(_mm256_maskz_div_ps(some, amax, full)), below);
+        const __m256i up = _mm256_add_epi32(_mm256_castps_si256(_mm256_mask_div_ps(nothing, some, amax, full)), below);
         const __m256 d = _mm256_castsi256_ps(_mm256_andnot_si256(below, up)); /* mat_act_scale */
         _mm256_store_ps(run->d[b], d);
         _mm256_store_ps(run->inverse[b], _mm256_maskz_div_ps(some, _mm256_set1_ps(1.0f), d));

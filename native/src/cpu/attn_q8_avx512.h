@@ -3,7 +3,7 @@
  *   queries  rounded to int8 like keys, 64 dimensions a scale
  *   scores   q.k in integers for each 64 dimensions, scaled and added in F32; then the log2 of the token's value scale, so
  *            that weights come out times that scale
- *   weights  255 * 2^(s - top of its 64 keys) as bytes; the sum of weights from what was rounded, not from the bytes
+ *   weights  255 * 2^(s - top of its 64 keys) as bytes; their sum from what was not rounded yet, over the values' scales
  *   values   p.v in integers for each 64 keys, scaled and added in F32
  *
  * Sums of integers are exact, so only the order of the few F32 operations counts: dimensions' groups, then groups of keys, both
@@ -151,7 +151,7 @@ INLINE __m512 q8_greatest(__m512 tops) {
 
 /* What a group's integers are multiplied with, and what is taken from its scores: weights are 255 at the most. */
 INLINE __m512 q8_factors(__m512 tops, __m512 top) { return _mm512_mul_ps((__m512)q8_exp2((vf)_mm512_sub_ps(tops, top)), _mm512_set1_ps(1.0f / 255.0f)); }
-INLINE __m512 q8_from(__m512 tops) { return _mm512_sub_ps(tops, _mm512_set1_ps(7.99435344f)); } /* log2(255) */
+INLINE __m512 q8_from(__m512 tops) { return _mm512_sub_ps(tops, _mm512_set1_ps(7.99672390f)); } /* where q8_exp2 is 255 */
 
 enum { Q8_FACTORS = ATTN_SEGMENT / 4 }; /* where a row's groups' factors lie, in floats: behind its 256 bytes of weights */
 
@@ -208,11 +208,10 @@ INLINE void q8_add(const int R, const int N, const attn_rows *x, int32_t r0, int
 }
 
 /* N vectors of dimensions from d0 on, the last of `tail` lanes, of the tiles of group g. */
-INLINE void q8_pass_values(const int R, const int N, const attn_rows *x, int32_t r0, const void *const *v, int32_t g, int32_t n_tiles,
-                           int32_t d0, __mmask16 tail) {
+INLINE void q8_pass_values(const int R, const int N, const attn_rows *x, int32_t r0, const void *const *v,
+                           const void *const *ahead, int32_t g, int32_t n_tiles, int32_t d0, __mmask16 tail) {
     vi a[TILE_R][PV];
     const float *s = x->s + (int64_t)r0 * ATTN_SEGMENT;
-    const void *const *ahead = x->ahead && !r0 ? x->ahead : NULL;
     UNROLL(6)
     for (int r = 0; r < R; r++)
         UNROLL(4)
@@ -245,11 +244,12 @@ INLINE void q8_values(const attn_rows *x, const void *const *v, int32_t tile, in
     for (int32_t t = 0; t < n_tiles; t += 2)
         for (int32_t r = 0, n; r < x->n_rows; r += n) {
             const int32_t g = (tile + t) / 2, two = n_tiles - t < 2 ? 1 : 2;
+            const void *const *ahead = x->ahead && !r ? x->ahead + t : NULL;
             int32_t d = first;
             n = pass_rows(x->n_rows - r);
-#define WIDE(R) q8_pass_values(R, PV, x, r, v + t, g, two, d, 0xffff);
-#define NARROW(R) q8_pass_values(R, 1, x, r, v + t, g, two, d, 0xffff);
-#define TAIL(R) q8_pass_values(R, 1, x, r, v + t, g, two, d, q8_lanes(x->head_dim - d));
+#define WIDE(R) q8_pass_values(R, PV, x, r, v + t, ahead, g, two, d, 0xffff);
+#define NARROW(R) q8_pass_values(R, 1, x, r, v + t, ahead, g, two, d, 0xffff);
+#define TAIL(R) q8_pass_values(R, 1, x, r, v + t, ahead, g, two, d, q8_lanes(x->head_dim - d));
             for (; d + PV * VW <= x->head_dim; d += PV * VW) PASS(n, WIDE)
             for (; d + VW <= x->head_dim; d += VW) PASS(n, NARROW)
             if (d < x->head_dim) PASS(n, TAIL)
@@ -323,22 +323,4 @@ INLINE void q8_weigh_pass(const attn_rows *x, int32_t r0, const void *const *v) 
     }
 }
 
-static void attn_weigh_q8(const attn_rows *x, const void *const *v) {
-    attn_rows rows = *x;
-    for (int32_t r = 0; r < x->n_rows; r += rows.n_rows) {
-        const int32_t left = x->n_rows - r;
-        rows.n_rows = left < WEIGH_R ? left : WEIGH_R;
-        rows.s = x->s + (int64_t)r * ATTN_SEGMENT;
-        rows.o = x->o + r * x->ld_o;
-        const int32_t fits = left >= 2 * WEIGH_R && x->head_dim >= PV * VW;
-        if (!r) attn_weights_q8(&rows);
-        if (fits) q8_weigh_pass(x, r, v);
-        q8_values(&rows, v, 0, ATTN_SEGMENT_TILES, fits ? PV * VW : 0);
-        if (fits || left <= WEIGH_R) continue;
-        attn_rows next = rows;
-        next.n_rows = left - WEIGH_R < WEIGH_R ? left - WEIGH_R : WEIGH_R;
-        next.s += (int64_t)WEIGH_R * ATTN_SEGMENT;
-        next.o += WEIGH_R * x->ld_o;
-        attn_weights_q8(&next);
-    }
-}
+WEIGH(attn_weigh_q8, attn_weights_q8, q8_weigh_pass, q8_values)

@@ -363,25 +363,33 @@ INLINE void weigh_pass(const attn_rows *x, int32_t r0, const void *const *v) {
         for (int i = 0; i < PV; i++) store(out + r * x->ld_o + i * VW, o[r][i]);
 }
 
-static void attn_weigh_bf16(const attn_rows *x, const void *const *v) {
-    attn_rows rows = *x;
-    for (int32_t r = 0; r < x->n_rows; r += rows.n_rows) {
-        const int32_t left = x->n_rows - r;
-        rows.n_rows = left < WEIGH_R ? left : WEIGH_R;
-        rows.s = x->s + (int64_t)r * ATTN_SEGMENT;
-        rows.o = x->o + r * x->ld_o;
-        const int32_t fits = left >= 2 * WEIGH_R && x->head_dim >= PV * VW;
-        if (!r) weights(ATTN_BF16, &rows);
-        if (fits) weigh_pass(x, r, v);
-        values(ATTN_BF16, &rows, v, 0, ATTN_SEGMENT_TILES, fits ? PV * VW : 0);
-        if (fits || left <= WEIGH_R) continue;
-        attn_rows next = rows;
-        next.n_rows = left - WEIGH_R < WEIGH_R ? left - WEIGH_R : WEIGH_R;
-        next.s += (int64_t)WEIGH_R * ATTN_SEGMENT;
-        next.o += WEIGH_R * x->ld_o;
-        weights(ATTN_BF16, &next);
-    }
+INLINE void values_bf16(const attn_rows *x, const void *const *v, int32_t tile, int32_t n_tiles, int32_t first) {
+    values(ATTN_BF16, x, v, tile, n_tiles, first);
 }
+
+/* Rows in fours: BOTH where there are as many more, else WEIGHTS and VALUES. */
+#define WEIGH(name, WEIGHTS, BOTH, VALUES) \
+    static void name(const attn_rows *x, const void *const *v) { \
+        attn_rows rows = *x; \
+        for (int32_t r = 0; r < x->n_rows; r += rows.n_rows) { \
+            const int32_t left = x->n_rows - r; \
+            rows.n_rows = left < WEIGH_R ? left : WEIGH_R; \
+            rows.s = x->s + (int64_t)r * ATTN_SEGMENT; \
+            rows.o = x->o + r * x->ld_o; \
+            const int32_t fits = left >= 2 * WEIGH_R && x->head_dim >= PV * VW; \
+            if (!r) WEIGHTS(&rows); \
+            if (fits) BOTH(x, r, v); \
+            VALUES(&rows, v, 0, ATTN_SEGMENT_TILES, fits ? PV * VW : 0); \
+            if (fits || left <= WEIGH_R) continue; \
+            attn_rows next = rows; \
+            next.n_rows = left - WEIGH_R < WEIGH_R ? left - WEIGH_R : WEIGH_R; \
+            next.s += (int64_t)WEIGH_R * ATTN_SEGMENT; \
+            next.o += WEIGH_R * x->ld_o; \
+            WEIGHTS(&next); \
+        } \
+    }
+
+WEIGH(attn_weigh_bf16, attn_weights_bf16, weigh_pass, values_bf16)
 #endif
 
 static void attn_join(float *total, const float *part, int32_t head_dim, int32_t n_rows, int64_t stride) {

@@ -257,12 +257,9 @@ static void quantise(const float *x, int64_t n_in, int64_t n_blocks, int32_t nt,
             top = _mm256_max_epu32(top, _mm256_and_si256(_mm256_castps_si256(v[j]), magnitude));
         }
         const uint32_t bits = top_of(top);
-        float amax, d = 0.0f, inverse = 0.0f;
+        float amax;
         memcpy(&amax, &bits, 4);
-        if (bits < 0x7f800000u && amax > 1e-30f) {
-            d = mat_act_scale(amax);
-            inverse = 1.0f / d;
-        }
+        float d = mat_act_scale(amax), inverse = amax > MAT_ACT_LEAST ? 1.0f / d : 0.0f;
         for (int j = 0; j < 4; j++)
             i[j] = bits >= 0x7f800000u ? _mm256_setzero_si256() : _mm256_cvtps_epi32(_mm256_mul_ps(v[j], _mm256_set1_ps(inverse)));
         if (bits >= 0x7f800000u)

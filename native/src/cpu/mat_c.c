@@ -231,9 +231,9 @@ float mat_quantise_block_c(const float *x, int64_t n, int8_t q[32])
     memset(q, 0, 32);
     if (top >= 0x7f800000u)
         return NAN;
-    if (!(amax > 1e-30f))
-        return 0.0f;
     const float d = mat_act_scale(amax), inverse = 1.0f / d;
+    if (!(amax > MAT_ACT_LEAST))
+        return d;
     for (int64_t i = 0; i < n; i++)
         q[i] = (int8_t)lrintf(x[i] * inverse);
     return d;

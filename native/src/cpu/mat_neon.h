@@ -435,12 +435,9 @@ static void quantise(const float *x, int64_t n_in, int64_t n_blocks, int32_t nt,
             top = vmaxq_u32(top, vreinterpretq_u32_f32(vabsq_f32(v[j])));
         }
         const uint32_t bits = vmaxvq_u32(top);
-        float amax, d = 0.0f, inverse = 0.0f;
+        float amax;
         memcpy(&amax, &bits, 4);
-        if (bits < 0x7f800000u && amax > 1e-30f) {
-            d = mat_act_scale(amax);
-            inverse = 1.0f / d;
-        }
+        float d = mat_act_scale(amax), inverse = amax > MAT_ACT_LEAST ? 1.0f / d : 0.0f;
         if (bits >= 0x7f800000u)
             d = NAN;
 #pragma GCC unroll 8
