@@ -76,8 +76,8 @@ def test_everything_at_once(start: Any) -> None:
             "response_format": {"type": "json_schema", "json_schema": {"name": "l", "schema": {
                 "type": "object", "properties": {"l": items}, "required": ["l"], "additionalProperties": False}}}}
     answers = []
-    for args in (("--speculate", "--kv-memory", "12M"), ("--no-speculate",)):
-        daemon = start(args=("--parallel", "12", "--ctx", "512", *args))
+    for args in (("--speculate", "--kv-memory", "7M"), ("--no-speculate",)):
+        daemon = start(args=("--parallel", "12", "--ctx", "512", "--kv-type", "q8_0", *args))
         with ThreadPoolExecutor(4) as pool:
             answers.append(list(pool.map(lambda seed: daemon.json("POST", "/v1/chat/completions", {**body, "seed": seed}), range(3))))
         counts = dict(line.split() for line in daemon.request("GET", "/metrics")[2].decode().splitlines() if line.startswith("milad_"))
