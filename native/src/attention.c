@@ -73,7 +73,7 @@ int32_t attention_open(const hparams *hp, const ops *o, pool *p, const kv *c, in
     a->per_head = hp->n_head / hp->n_head_kv;
     a->bytes = kv_type(c) == KV_Q8_0 && o->attn_scores_q8;
     a->ld_q = kv_type(c) == KV_BF16 ? (hp->head_dim + 1) / 2 : hp->head_dim;
-    if (a->bytes) a->ld_q = (hp->head_dim + 3) / 4 + (hp->head_dim + ATTN_Q8_GROUP - 1) / ATTN_Q8_GROUP * 2;
+    if (a->bytes) a->ld_q = (hp->head_dim + 3) / 4 + attn_q8_groups(hp->head_dim) * 2;
     a->weigh = a->bytes ? o->attn_weigh_q8 : kv_type(c) == KV_BF16 ? o->attn_weigh_bf16 : NULL;
     a->stride = round16((a->bytes && hp->head_dim < 64 ? 64 : hp->head_dim) + 2);
     const int64_t n_segments = ((int64_t)kv_n_blocks(c) + SEGMENT_TILES - 1) / SEGMENT_TILES;
@@ -207,8 +207,8 @@ static void tile_values(const attention *a, const int32_t *blocks, int32_t i, in
 
 /* Into L2: what a core may wait for at its L1 is too little to have a tile and more under way (one thread, 4,096 tokens deep: 11 GB/s
  * into L1, 22 to 26 into L2). */
-static void fetch(const void *p, int64_t n_bytes) {
-    for (int64_t i = 0; i < n_bytes; i += 64) __builtin_prefetch((const char *)p + i, 0, 2);
+static void fetch(const void *p, size_t n_bytes) {
+    for (size_t i = 0; i < n_bytes; i += 64) __builtin_prefetch((const char *)p + i, 0, 2);
 }
 
 /* The order in which few rows read a segment and then the next one: keys, `step` tiles at a time, all heads of those; values
@@ -247,7 +247,7 @@ static const void *next_tile(const attention *a, reader *r) {
 /* A tile further ahead in one go; returns the next one, to be asked for line by line. */
 static const void *look_ahead(const attention *a, reader *near, reader *far) {
     const size_t n_bytes = far->values ? kv_value_bytes(a->kv) : kv_key_bytes(a->kv);
-    fetch(next_tile(a, far), (int64_t)n_bytes);
+    fetch(next_tile(a, far), n_bytes);
     return next_tile(a, near);
 }
 
@@ -271,10 +271,10 @@ static void run_segment(const attention *a, const group *g, int32_t segment, int
     const attn_rows all = {.ld_q = a->ld_q, .ld_o = a->stride, .n_rows = g->n_tokens * a->per_head, .head_dim = a->hp->head_dim,
                            .n_keys = g->position + 1 - segment * SEGMENT, .per_token = a->per_head};
     const int32_t expand = expands(a, all.n_rows), asks = few && !expand;
-    const int32_t together = a->bytes ? 2 : 1; /* tiles whose integers are summed in one */
+    const int32_t together = a->bytes ? KEY_TILES : 1; /* tiles whose integers are summed in one */
     const int32_t k_step = asks ? together : KEY_TILES, v_step = few || expand ? together : n;
     reader near = {.blocks = blocks, .n = n, .n_beyond = left - n, .h0 = h0, .h1 = h1, .step = together, .h = h0}, far;
-    const void *ahead[2];
+    const void *ahead[KEY_TILES];
     for (int32_t i = 0; i < together && asks; i++) next_tile(a, &near); /* what is read first */
     far = near;
     for (int32_t i = 0; i < FAR_TILES && asks; i++) next_tile(a, &far);
@@ -282,7 +282,7 @@ static void run_segment(const attention *a, const group *g, int32_t segment, int
         for (int32_t h = h0; h < h1; h++) {
             attn_rows x = at_head(&all, a, s, o, h - h0);
             for (int32_t t = i + KEY_TILES; few && expand && t < n && t < i + 2 * KEY_TILES; t++)
-                fetch(kv_keys(a->kv, a->layer, blocks[t], h), (int64_t)kv_key_bytes(a->kv));
+                fetch(kv_keys(a->kv, a->layer, blocks[t], h), kv_key_bytes(a->kv));
             const int32_t n_here = n - i < k_step ? n - i : k_step;
             for (int32_t t = 0; asks && t < n_here; t++) ahead[t] = look_ahead(a, &near, &far);
             if (asks) x.ahead = ahead;
@@ -306,7 +306,7 @@ static void run_segment(const attention *a, const group *g, int32_t segment, int
     for (int32_t i = 0; i < n; i += v_step)
         for (int32_t h = h0; h < h1; h++) {
             attn_rows x = at_head(&all, a, s, o, h - h0);
-            if (few && expand && i + 1 < n) fetch(kv_values(a->kv, a->layer, blocks[i + 1], h), (int64_t)kv_value_bytes(a->kv));
+            if (few && expand && i + 1 < n) fetch(kv_values(a->kv, a->layer, blocks[i + 1], h), kv_value_bytes(a->kv));
             const int32_t n_here = n - i < v_step ? n - i : v_step;
             for (int32_t t = 0; asks && t < n_here; t++) ahead[t] = look_ahead(a, &near, &far);
             if (asks) x.ahead = ahead;
@@ -374,7 +374,7 @@ static void join_groups(void *arg, int32_t lo, int32_t hi, int32_t thread) {
         /* Segments outside: memory that other threads wrote is read as it lies, and rows' chains run side by side. */
         float *total = a->parts + g->part;
         const int32_t n_rows = g->n_tokens * a->hp->n_head, per_kv = g->n_tokens * a->per_head;
-        const int64_t n_bytes = g->n_segments * segment * (int64_t)sizeof *total;
+        const size_t n_bytes = (size_t)(g->n_segments * segment) * sizeof *total;
         if (g->n_tokens <= FEW_TOKENS) fetch(total, n_bytes < MAX_FETCH ? n_bytes : MAX_FETCH);
         for (int32_t s = 1; s < g->n_segments; s++) a->ops->attn_join(total, total + s * segment, a->hp->head_dim, n_rows, a->stride);
         for (int32_t r = 0; r < n_rows; r++)

@@ -32,8 +32,6 @@ struct kv {
     int has_toucher, ends;
 };
 
-enum { STRETCH = 64 }; /* values converted at once; a multiple of packs */
-
 static uint8_t *page_at(const kv *c, int32_t layer, int32_t block) {
     return c->data + ((size_t)layer * (size_t)c->n_blocks + (size_t)block) * c->page_bytes;
 }
@@ -117,7 +115,7 @@ int32_t kv_open(const hparams *hp, int32_t n_blocks, int32_t type, kv **out) {
     c->n_blocks = n_blocks;
     c->n_head_kv = hp->n_head_kv;
     c->head_dim = hp->head_dim;
-    c->n_groups = (hp->head_dim + GROUP - 1) / GROUP;
+    c->n_groups = attn_q8_groups(hp->head_dim);
     lay_out(c);
     if (__builtin_mul_overflow(c->page_bytes, (size_t)c->n_layer, &c->n_bytes) ||
         __builtin_mul_overflow(c->n_bytes, (size_t)n_blocks, &c->n_bytes) || c->n_bytes > PTRDIFF_MAX / 2) {
@@ -229,6 +227,8 @@ static void append_f32(const kv *c, uint8_t *kp, uint8_t *vp, int32_t slot, cons
     for (int32_t d = 0; d < c->head_dim; d++) keys[(size_t)d * T] = k[d];
     memcpy((float *)(void *)vp + (size_t)slot * (size_t)c->head_dim, v, (size_t)c->head_dim * 4);
 }
+
+enum { STRETCH = 64 }; /* values converted at once; even */
 
 static void append_f16(const kv *c, const ops *o, uint8_t *kp, uint8_t *vp, int32_t slot, const float *k, const float *v) {
     uint16_t *keys = (uint16_t *)(void *)kp + slot, half[STRETCH];

@@ -36,7 +36,9 @@ enum {
     MAT_UNIT_MAX = 4096,  /* bytes of the largest unit */
     MAT_TILE = 6,         /* tokens of a tile when there are many */
     MAT_TILE_MAX = 12,    /* most tokens of a tile: up to so many rows are one tile, up to 16 are two */
-    MAT_SCALES_MAX = 9,   /* vectors of scales of an expanded block */
+    MAT_MULTIPLES = 8,    /* scales dx in an octave */
+    MAT_DX_BITS = 20,     /* of dx's fraction that are zero: 23 less those that MAT_MULTIPLES needs */
+    MAT_SCALES_MAX = MAT_MULTIPLES + 1, /* vectors of scales of an expanded block */
     MAT_CHUNK = 2048,     /* values expanded at once; a multiple of every unit */
     MAT_CHUNK_PAIRS = 2048, /* the same for BF16, whose values are kept as they are */
     MAT_CHUNK_PACKED = 512, /* and for those that have to be packed first */
@@ -100,7 +102,7 @@ static inline size_t mat_act_half_block(int32_t nt) { return (size_t)nt * 16; }
 /* dx of 32 values, the greatest of magnitude amax: a 127th of it, rounded up to three bits behind the first. */
 static inline float mat_act_scale(float amax)
 {
-    const uint32_t below = (1u << 20) - 1;
+    const uint32_t below = (1u << MAT_DX_BITS) - 1;
     float d = amax / 127.0f;
     uint32_t u;
     if (!(amax > MAT_ACT_LEAST))

@@ -17,12 +17,14 @@ enum { ATTN_SEGMENT_TILES = 8, ATTN_SEGMENT = ATTN_TILE * ATTN_SEGMENT_TILES }; 
 enum { ATTN_Q8_GROUP = 64 };   /* dimensions of a Q8_0 key, or a query, that share a scale */
 enum { ATTN_ROWS_DIRECT = 6 }; /* up to here a tile is read in place; more rows pay for expanding it to F32 first */
 
+static inline int32_t attn_q8_groups(int32_t head_dim) { return (head_dim + ATTN_Q8_GROUP - 1) / ATTN_Q8_GROUP; }
 /* Where the bytes of a Q8_0 tile's keys begin: behind the scales and two F32 for each token (kv.h). */
-static inline int64_t attn_q8_numbers(int32_t head_dim) { return ((int64_t)head_dim + ATTN_Q8_GROUP - 1) / ATTN_Q8_GROUP * ATTN_TILE * 2 + ATTN_TILE * 8; }
+static inline int64_t attn_q8_numbers(int32_t head_dim) { return (int64_t)attn_q8_groups(head_dim) * ATTN_TILE * 2 + ATTN_TILE * 8; }
 
 /* n_rows queries and one segment of keys. Scores are in units of log2: queries carry attn_scale * log2(e). */
 typedef struct attn_rows {
-    const void *q;       /* [n_rows][ld_q] F32, head_dim used; for BF16 tiles [n_rows][ld_q] pairs of BF16; for Q8_0 tiles what attn_query_q8 wrote */
+    const void *q;       /* [n_rows][ld_q] F32, head_dim used; for BF16 tiles [n_rows][ld_q] pairs of BF16; for Q8_0 tiles what
+                          * attn_query_q8 wrote */
     float *s;            /* [n_rows][ATTN_SEGMENT] scores, then weights */
     float *o;            /* [n_rows][ld_o] weighted sum of values, not divided by the sum of weights; greatest score; that sum */
     float *inverse;      /* [ATTN_SEGMENT], Q8_0 tiles only: scores leaves there the inverses of the values' scales, for weights */
@@ -78,7 +80,8 @@ typedef struct ops {
     /* Weights and values in one, for all tiles of a segment that every row sees whole; NULL: no faster here. */
     void (*attn_weigh_bf16)(const attn_rows *x, const void *const *v);
     /* The same over Q8_0 tiles by products of bytes; NULL: tiles must be expanded to F32. k, v: a tile's keys with what stands before
-     * them, values (kv.h). A query is x * scale, rotated and rounded to int8; weights are rounded to uint8. Two tiles at once unless the last is alone. */
+     * them, values (kv.h). A query is x * scale, rotated and rounded to int8: packs of 4, then a scale and a sum of bytes for each
+     * group; weights are rounded to uint8. Two tiles at once unless the last is alone. */
     void (*attn_query_q8)(void *q, const float *x, float scale, int32_t head_dim);
     void (*attn_scores_q8)(const attn_rows *x, const void *const *k, int32_t tile, int32_t n_tiles);
     void (*attn_weights_q8)(const attn_rows *x);

@@ -76,7 +76,7 @@ def main(file: str, threads: int, kind: str, n: int, depth: int, batch: int, wit
         best = max(good, key=rates.__getitem__) if good else best
         beside = {"steady": bool(good), "read": max(reads[best], reads[best + 1]), "last_read": reads[-1]}
     info = model.info
-    kv = info.n_layer * info.n_head_kv * info.head_dim * 4 * (depth + n / 2)
+    kv = context.block_bytes / BLOCK * (depth + n / 2)
     shared = info.n_vocab * info.n_embd
     return {**beside, "rate": rates[best], "weight_bytes": info.weight_bytes, "kv_bytes": kv, "layer_params": info.n_params - shared,
             "file_bytes": info.file_bytes, "isa": context.stat()["isa"], "threads": threads}

@@ -120,7 +120,7 @@ typedef struct run_scales {
 INLINE void scale_run(const float *x, int64_t ld, const int n, run_scales *run)
 {
     const __m256 full = _mm256_set1_ps(127.0f), nothing = _mm256_set1_ps(MAT_ACT_NOTHING);
-    const __m256i infinite = _mm256_set1_epi32(0x7f800000), below = _mm256_set1_epi32((1 << 20) - 1);
+    const __m256i infinite = _mm256_set1_epi32(0x7f800000), below = _mm256_set1_epi32((1 << MAT_DX_BITS) - 1);
     __m256i highest = _mm256_setzero_si256();
     for (int b = 0; b < n; b++, x += 32) {
         const __m256i top = tops(x, ld);

@@ -22,7 +22,7 @@ INLINE vi q8_dot(vi acc, vi unsigned_bytes, vi signed_bytes) {
 INLINE __mmask16 q8_lanes(int32_t n) { return n >= VW ? 0xffff : n > 0 ? (__mmask16)((1u << n) - 1) : 0; }
 
 static void attn_query_q8(void *q, const float *x, float scale, int32_t head_dim) {
-    const int32_t n_groups = (head_dim + ATTN_Q8_GROUP - 1) / ATTN_Q8_GROUP, n_packs = (head_dim + 3) / 4;
+    const int32_t n_groups = attn_q8_groups(head_dim), n_packs = (head_dim + 3) / 4;
     float *scales = (float *)q + n_packs;
     int32_t *corrections = (int32_t *)q + n_packs + n_groups;
     for (int32_t g = 0; g < n_groups; g++) {
@@ -36,7 +36,7 @@ static void attn_query_q8(void *q, const float *x, float scale, int32_t head_dim
 
 INLINE void q8_pass_scores(const int R, const int T, const attn_rows *x, int32_t r0, const void *const *k, const void *const *ahead,
                            float *s) {
-    const int32_t n_groups = (x->head_dim + ATTN_Q8_GROUP - 1) / ATTN_Q8_GROUP, n_packs = (x->head_dim + 3) / 4;
+    const int32_t n_groups = attn_q8_groups(x->head_dim), n_packs = (x->head_dim + 3) / 4;
     const int32_t *q = (const int32_t *)x->q + r0 * x->ld_q;
     const int64_t logs = n_groups * ATTN_TILE * 2, numbers = attn_q8_numbers(x->head_dim);
     for (int t = 0; ahead && t < T; t++) ask(ahead[t], 0, (int32_t)numbers);
@@ -59,10 +59,6 @@ INLINE void q8_pass_scores(const int R, const int T, const attn_rows *x, int32_t
                 for (int r = 0; r < R; r++) a[r][j] = q8_dot(a[r][j], w, qi[r]);
             }
         }
-        UNROLL(6)
-        for (int r = 0; r < R; r++)
-            UNROLL(4)
-            for (int j = 0; j < T * NT; j++) __asm__("" : "+v"(a[r][j]));
         const int32_t last = g + 1 == n_groups && x->n_keys >= ATTN_SEGMENT;
         __m512 scale[Q8_VECTORS], sum[Q8_VECTORS];
         UNROLL(4)
@@ -124,14 +120,13 @@ INLINE __m512 q8_row_tops(const attn_rows *x, int32_t r, int32_t n) {
     const float *s = x->s + (int64_t)r * ATTN_SEGMENT;
     __m512 top[Q8_GROUPS];
     for (int g = 0; g < Q8_GROUPS; g++) {
-        if (n == ATTN_SEGMENT && x->n_keys >= ATTN_SEGMENT) {
+        if (x->n_keys >= ATTN_SEGMENT) { /* scores left them there */
             top[g] = _mm512_loadu_ps(x->o + r * x->ld_o + g * VW);
             continue;
         }
         top[g] = _mm512_set1_ps(-INFINITY);
         for (int j = 0; j < Q8_VECTORS; j++) {
-            const int32_t left = n - g * Q8_KEYS - j * VW;
-            const __mmask16 seen = q8_lanes(left);
+            const __mmask16 seen = q8_lanes(n - g * Q8_KEYS - j * VW);
             top[g] = _mm512_max_ps(_mm512_mask_loadu_ps(top[g], seen, s + g * Q8_KEYS + j * VW), top[g]);
         }
     }
@@ -168,8 +163,8 @@ INLINE void q8_row_weights(const attn_rows *x, int32_t r, const int whole) {
         __m512i w[Q8_VECTORS];
         UNROLL(4)
         for (int j = 0; j < Q8_VECTORS; j++) {
-            const int32_t at = g * Q8_KEYS + j * VW, left = n - at;
-            const __mmask16 seen = whole ? 0xffff : q8_lanes(left);
+            const int32_t at = g * Q8_KEYS + j * VW;
+            const __mmask16 seen = whole ? 0xffff : q8_lanes(n - at);
             const __m512 p = (__m512)q8_exp2((vf)_mm512_sub_ps(_mm512_loadu_ps(s + at), base));
             sum = _mm512_mask3_fmadd_ps(p, _mm512_loadu_ps(x->inverse + at), sum, seen);
             w[j] = _mm512_maskz_cvtps_epi32(seen, p);
@@ -232,10 +227,6 @@ INLINE void q8_pass_values(const int R, const int N, const attn_rows *x, int32_t
             for (int r = 0; r < R; r++) a[r][i] = q8_dot(a[r][i], pr[r], vv);
         }
     }
-    UNROLL(6)
-    for (int r = 0; r < R; r++)
-        UNROLL(4)
-        for (int i = 0; i < N; i++) __asm__("" : "+v"(a[r][i]));
     q8_add(R, N, x, r0, g, d0, tail, a);
 }
 
@@ -250,9 +241,7 @@ INLINE void q8_values(const attn_rows *x, const void *const *v, int32_t tile, in
 #define WIDE(R) q8_pass_values(R, PV, x, r, v + t, ahead, g, two, d, 0xffff);
 #define NARROW(R) q8_pass_values(R, 1, x, r, v + t, ahead, g, two, d, 0xffff);
 #define TAIL(R) q8_pass_values(R, 1, x, r, v + t, ahead, g, two, d, q8_lanes(x->head_dim - d));
-            for (; d + PV * VW <= x->head_dim; d += PV * VW) PASS(n, WIDE)
-            for (; d + VW <= x->head_dim; d += VW) PASS(n, NARROW)
-            if (d < x->head_dim) PASS(n, TAIL)
+            DIMENSIONS(n)
 #undef WIDE
 #undef NARROW
 #undef TAIL
@@ -315,10 +304,6 @@ INLINE void q8_weigh_pass(const attn_rows *x, int32_t r0, const void *const *v) 
         _mm_storeu_ps(next + Q8_FACTORS, _mm512_castps512_ps128(factors));
         end[0] = _mm512_cvtss_f32(top);
         end[1] = SUM_LANES(total);
-        UNROLL(4)
-        for (int i = 0; i < WEIGH_R; i++)
-            UNROLL(4)
-            for (int j = 0; j < PV; j++) __asm__("" : "+v"(a[i][j]));
         q8_add(WEIGH_R, PV, x, r0, g, 0, 0xffff, a);
     }
 }

@@ -285,6 +285,12 @@ INLINE void pass_values_tail(const int R, const int mode, const attn_rows *x, in
     }
 }
 
+/* From dimension d on: passes of n rows, WIDE, then NARROW, then the TAIL that fills no vector. */
+#define DIMENSIONS(n) \
+    for (; d + PV * VW <= x->head_dim; d += PV * VW) PASS(n, WIDE) \
+    for (; d + VW <= x->head_dim; d += VW) PASS(n, NARROW) \
+    if (d < x->head_dim) PASS(n, TAIL)
+
 /* Of the dimensions from `first` on. */
 INLINE void values(const int mode, const attn_rows *x, const void *const *v, int32_t tile, int32_t n_tiles, int32_t first) {
     const int32_t n_keys = keys_of(x, x->n_rows - 1);
@@ -294,9 +300,7 @@ INLINE void values(const int mode, const attn_rows *x, const void *const *v, int
 #define WIDE(R) pass_values(R, PV, mode, x, r, v, tile, n_tiles, n_keys, d);
 #define NARROW(R) pass_values(R, 1, mode, x, r, v, tile, n_tiles, n_keys, d);
 #define TAIL(R) pass_values_tail(R, mode, x, r, v, tile, n_tiles, n_keys, d);
-        for (; d + PV * VW <= x->head_dim; d += PV * VW) PASS(n, WIDE)
-        for (; d + VW <= x->head_dim; d += VW) PASS(n, NARROW)
-        if (d < x->head_dim) PASS(n, TAIL)
+        DIMENSIONS(n)
     }
 #undef WIDE
 #undef NARROW

@@ -207,16 +207,15 @@ INLINE void scales_of(const int type, const uint8_t *p, const int b, vf *s)
 INLINE int n_scales_of(const int class) { return class == MAT_S32 ? 1 : class == MAT_SM16 ? 4 : 2; }
 
 /* Vectors of scales of an expanded block: for one scale a block, its multiples first. */
-enum { MULTIPLES = 8 };
 INLINE bool has_multiples(const int class) { return class == MAT_S32 || class == MAT_SM32; }
-INLINE int n_expanded_of(const int class) { return n_scales_of(class) + (has_multiples(class) ? MULTIPLES - 1 : 0); }
+INLINE int n_expanded_of(const int class) { return n_scales_of(class) + (has_multiples(class) ? MAT_MULTIPLES - 1 : 0); }
 
 /* Where in them the multiple for a scale dx is, in bytes: by the first three bits of its fraction. */
 INLINE size_t multiple_at(const float *dx)
 {
     uint32_t u;
     memcpy(&u, dx, 4);
-    return (u >> 20 & (MULTIPLES - 1)) * 64;
+    return (u >> MAT_DX_BITS & (MAT_MULTIPLES - 1)) * 64;
 }
 
 /* The tile's block of activations: pointers into it (mat_internal.h). */

@@ -145,10 +145,10 @@ INLINE void expand_units(const int type, const uint8_t *p, int64_t n_units, uint
                     w[g] = _mm512_add_epi8(w[g], bytes(128 - bias_of(type)));
                 _mm512_store_si512(out + g * 64, w[g]);
             }
-            const int first = has_multiples(class) ? MULTIPLES : 0; /* s[0] is one of them */
+            const int first = has_multiples(class) ? MAT_MULTIPLES : 0; /* s[0] is one of them */
 #pragma GCC unroll 8
             for (int i = 0; i < first; i++)
-                _mm512_store_ps(scales + i * MAT_LANES, _mm512_mul_ps(s[0], _mm512_set1_ps(1.0f + (float)i / MULTIPLES)));
+                _mm512_store_ps(scales + i * MAT_LANES, _mm512_mul_ps(s[0], _mm512_set1_ps(1.0f + (float)i / MAT_MULTIPLES)));
 #pragma GCC unroll 4
             for (int i = first ? 1 : 0; i < n_scales; i++)
                 _mm512_store_ps(scales + (first ? first - 1 + i : i) * MAT_LANES, s[i]);
